@@ -1,0 +1,53 @@
+"""grpojax: reinforcement learning with verifiable rewards for Qwen models, as pure jitted JAX functions.
+
+The public names below are imported on first use, so that a part that needs no JAX does not wait for it.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Policy": "qwen.weights",
+    "load_policy": "qwen.weights",
+    "save_policy": "qwen.weights",
+    "QwenConfig": "qwen.config",
+    "token_logps": "loss.logprobs",
+    "token_entropy": "loss.logprobs",
+    "answer_mask": "loss.logprobs",
+    "group_advantages": "loss.advantages",
+    "gdpo_advantages": "loss.advantages",
+    "policy_loss": "loss.policy_loss",
+    "VARIANTS": "variants",
+    "Variant": "variants",
+    "get_variant": "variants",
+    "explain": "variants",
+    "RunConfig": "config",
+    "grade": "tasks.grading",
+    "extract_answer": "tasks.answers",
+    "load_problems": "tasks.problems",
+    "render_prompt": "tasks.prompts",
+    "make_rollouts": "training.rollout",
+    "make_sampler": "training.sampling",
+    "make_batch": "training.update",
+    "update": "training.update",
+    "score": "training.update",
+    "train": "training.train",
+    "initial_state": "training.train",
+    "evaluate": "training.evaluate",
+    "InputError": "errors",
+    "RunError": "errors",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'grpojax' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"grpojax.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,179 @@
+"""The commands beside training: one thin function each."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from grpojax.errors import InputError
+from grpojax.flags import Parser, add_fields, exit_code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`grpojax COMMAND ...`; returns the exit code, 2 for bad input."""
+    return exit_code(lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> int | None:
+    args = _parser().parse_args(argv)
+    return args.command(args)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="grpojax", description="GRPO for Qwen language models in JAX. Train with `python run.py` or `grpojax train`.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name, function, summary):
+        sub = commands.add_parser(name, help=summary, description=summary)
+        sub.set_defaults(command=function)
+        return sub
+
+    command("train", _train, "train a model; the same as run.py")
+    sub = commands.choices["train"]
+    from grpojax.config import RunConfig
+
+    add_fields(sub, RunConfig)
+
+    sub = command("eval", _eval, "greedy accuracy of a model or checkpoint")
+    _add_model(sub)
+    sub.add_argument("--dataset", default="arithmetic", help="arithmetic, gsm8k, math500, or a .json/.jsonl file")
+    sub.add_argument("--limit", type=int, help="evaluate the first so many problems (default: all)")
+    sub.add_argument("--max-new-tokens", type=int, default=512, help="most tokens of an answer")
+    sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks where the problem goes")
+    sub.add_argument("--out", help="file for one JSON row per problem")
+
+    sub = command("sample", _sample, "answer a question with a model or checkpoint")
+    _add_model(sub)
+    sub.add_argument("question", help="the question, as a user would write it")
+    sub.add_argument("--raw", action="store_true", help="give the question to the model as it is, without the prompt around it")
+    sub.add_argument("--max-new-tokens", type=int, default=512, help="most tokens of an answer")
+    sub.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    sub.add_argument("--top-p", type=float, default=1.0, help="1 keeps every token")
+    sub.add_argument("--top-k", type=int, default=0, help="0 keeps every token")
+    sub.add_argument("--count", type=int, default=1, help="how many answers")
+    sub.add_argument("--seed", type=int, default=42, help="decides the samples")
+    sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks where the problem goes")
+
+    sub = command("plot", _plot, "draw the chapter's figures from run folders or metrics files")
+    sub.add_argument("runs", nargs="+", metavar="RUN", help="run folders or metrics.csv files")
+    sub.add_argument("--out", help="folder for the pictures (default: plots/ in the run, or the current folder's plots/)")
+    sub.add_argument("--window", type=int, default=20, help="steps of the moving average")
+
+    sub = command("variants", _variants, "list the variants, or explain one")
+    sub.add_argument("--explain", metavar="NAME", help="the variant's mathematics, numbers and sources")
+
+    sub = command("export", _export, "write a model or checkpoint as a Hugging Face folder")
+    _add_model(sub)
+    sub.add_argument("out", help="folder to write")
+
+    sub = command("convert", _convert, "turn a checkpoint into an Orbax one that loads faster, or back")
+    sub.add_argument("source", help="folder, hub name, or .pth file of the book")
+    sub.add_argument("out", help="folder to write")
+    sub.add_argument("--to", choices=("orbax", "huggingface"), default="orbax", help="the form to write")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", "--checkpoint", dest="model", default="tiny-base",
+        help="embedded model, folder, hub name, a run folder (its newest checkpoint), or one of its checkpoints/STEP",
+    )  # fmt: skip
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the weights")
+    parser.add_argument(
+        "--thinking", action=argparse.BooleanOptionalAction, default=True, help="chat prompt of reasoning models: let the model think"
+    )
+
+
+def _train(args: argparse.Namespace) -> int:
+    from grpojax.config import RunConfig
+    from grpojax.runner import run
+
+    return run(RunConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(RunConfig)}))
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from grpojax.reporting.runlog import format_evaluation
+    from grpojax.runner import EVAL_SEED, enable_compilation_cache, open_policy
+    from grpojax.tasks.problems import load_problems
+    from grpojax.training.evaluate import evaluate
+
+    enable_compilation_cache()
+    problems = load_problems(args.dataset, "eval", seed=EVAL_SEED, limit=args.limit)
+    _check_new(args.out)
+    policy = open_policy(args.model, args.dtype)
+    evaluation = evaluate(
+        policy, policy.params, problems,
+        dataset=args.dataset, step=0, max_new_tokens=args.max_new_tokens, template=_template(args), thinking=args.thinking,
+    )  # fmt: skip
+    if args.out:
+        Path(args.out).write_text("".join(json.dumps(row) + "\n" for row in evaluation.rows))
+    print(format_evaluation(evaluation))
+
+
+def _sample(args: argparse.Namespace) -> None:
+    import jax
+
+    from grpojax.runner import enable_compilation_cache, open_policy
+    from grpojax.tasks.prompts import render_prompt
+    from grpojax.training.rollout import make_rollouts
+    from grpojax.training.sampling import make_sampler
+
+    enable_compilation_cache()
+    if args.count < 1:
+        raise InputError(f"count is {args.count}; it must be 1 or more.")
+    sampler = make_sampler(args.temperature, args.top_p, args.top_k)
+    template = _template(args)
+    policy = open_policy(args.model, args.dtype)
+    question = args.question if args.raw else render_prompt(args.question, template)
+    prompt = policy.tokenizer.prompt_ids(question, args.thinking)
+    rollouts = make_rollouts(
+        policy, policy.params, [prompt], jax.random.key(args.seed), sampler, args.count, args.max_new_tokens
+    )
+    for row in range(args.count):
+        print(policy.tokenizer.decode(rollouts.answer_ids(row), skip_special=True))
+
+
+def _plot(args: argparse.Namespace) -> None:
+    from grpojax.reporting.plots import plot_runs
+
+    first = Path(args.runs[0])
+    out = Path(args.out) if args.out else (first / "plots" if len(args.runs) == 1 and first.is_dir() else Path("plots"))
+    for path in plot_runs(args.runs, out, window=args.window):
+        print(path)
+
+
+def _variants(args: argparse.Namespace) -> None:
+    from grpojax.variants import VARIANTS, explain, get_variant
+
+    if args.explain:
+        print(explain(get_variant(args.explain)))
+    else:
+        for row in VARIANTS.values():
+            print(f"{row.name:10s} {row.summary}  [{row.source}]")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from grpojax.qwen.weights import load_policy, save_policy
+
+    save_policy(load_policy(args.model, dtype=args.dtype), args.out)
+    print(args.out)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    from grpojax.qwen.weights import convert_checkpoint
+
+    convert_checkpoint(args.source, args.out, to=args.to)
+    print(args.out)
+
+
+def _template(args: argparse.Namespace) -> str:
+    from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template
+
+    return load_template(args.prompt_template) if args.prompt_template else DEFAULT_TEMPLATE
+
+
+def _check_new(out: str | None) -> None:
+    if out and Path(out).exists():
+        raise InputError(f"{out} exists already; choose another --out.")
+
+

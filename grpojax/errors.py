@@ -1,0 +1,33 @@
+"""The one error a user can cause: bad input, said in a sentence with the way out."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class InputError(ValueError):
+    """Input that cannot be used. The message says what was wrong, what was expected and what to do.
+
+    Commands print it as `error: <message>` and leave with exit code 2, before anything was written.
+    """
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """A hint with the nearest known name, or nothing when none is near.
+
+    >>> did_you_mean("cliped", ["clipped", "kl"])
+    " Did you mean 'clipped'?"
+    """
+    close = difflib.get_close_matches(name, list(choices), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, such as a loss that is not finite. Commands print it and leave with exit code 1.
+
+    `state` is the last good state of the training, where there is one to save.
+    """
+
+    def __init__(self, message: str, state: Any = None):
+        super().__init__(message)
+        self.state = state

@@ -1,0 +1,14 @@
+"""Shape checks with names. They run while tracing, so they cost nothing on the device."""
+
+from jax import Array
+
+
+def check_shape(name: str, array: Array, shape: tuple[int | None, ...]) -> None:
+    """Raises a ValueError unless `array` has `shape`; None stands for any size.
+
+    Broadcasting would turn a forgotten axis into a wrong number; this turns it into an error.
+    """
+    fits = array.ndim == len(shape) and all(want in (None, got) for got, want in zip(array.shape, shape, strict=True))
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has shape {array.shape}, expected ({wanted})")

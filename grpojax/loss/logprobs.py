@@ -1,0 +1,120 @@
+"""Log-probabilities, entropies and answer masks of token sequences. This is where logits become float32 nats."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from grpojax.loss.checks import check_shape
+
+CHUNK_ELEMENTS = 2**26
+"""Logits that `chunked_logps` holds at a time (256 MiB of float32): about 440 positions of Qwen's 151,936 ids."""
+
+
+def token_logps(logits: Array, tokens: Array, temperature: float = 1.0, keep: Array | None = None) -> Array:
+    """Log-probability of each token given those before it.
+
+    Args:
+      logits: [B, T, V]; position t scores token t + 1. The last position is not used.
+      tokens: [B, T] int.
+      temperature: logits are divided by it first, > 0.
+      keep: [B, S, V] bool, the ids that could be sampled (top-k/top-p); the others get probability 0. None keeps all.
+
+    Returns:
+      [B, S] float32, nats. Minus infinity for a token outside `keep`.
+
+    Raises:
+      ValueError: if the shapes do not fit.
+
+    Two ids with logits (0, ln 3) have probabilities 1/4 and 3/4, and ln(3/4) = -0.2877:
+
+    >>> logits = jnp.log(jnp.array([[[1.0, 3.0], [1.0, 3.0]]]))
+    >>> print(token_logps(logits, jnp.array([[0, 1]])).round(4))
+    [[-0.2877]]
+    """
+    check_shape("logits", logits, (*tokens.shape, None))
+    logits = logits[:, :-1].astype(jnp.float32) / temperature
+    if keep is not None:
+        check_shape("keep", keep, logits.shape)
+        logits = jnp.where(keep, logits, -jnp.inf)
+    return _pick(logits, tokens[:, 1:])
+
+
+def token_entropy(logits: Array) -> Array:
+    """Entropy of each distribution, -sum p ln p, in nats: [..., V] -> [...] float32.
+
+    An id of probability zero (logit minus infinity) adds 0 to the value and to the gradient.
+
+    >>> print(token_entropy(jnp.array([0.0, 0.0, -jnp.inf])))  # two equal ids: ln 2
+    0.6931472
+    """
+    logps = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    possible = jnp.isfinite(logps)
+    logps = jnp.where(possible, logps, 0.0)  # before exp and product, so that no gradient becomes inf * 0
+    return -jnp.sum(jnp.where(possible, jnp.exp(logps) * logps, 0.0), axis=-1)
+
+
+def answer_mask(tokens: Array, prompt_lens: Array, stop_ids: tuple[int, ...]) -> Array:
+    """1 where a position predicts an answer token: all after the prompt, up to and with the first stop token.
+
+    Args:
+      tokens: [B, T] int, prompt and answer, padded right with anything after the stop token.
+      prompt_lens: [B] int, >= 1.
+      stop_ids: the ids that end an answer. An answer without any of them reaches to the end of its row.
+
+    Returns:
+      [B, S] float32 of zeros and ones.
+
+    A prompt of two, then 5, the stop token 0, and padding; positions 1 and 2 predict the answer:
+
+    >>> print(answer_mask(jnp.array([[7, 8, 5, 0, 0, 0]]), jnp.array([2]), (0,)))
+    [[0. 1. 1. 0. 0.]]
+    """
+    check_shape("prompt_lens", prompt_lens, tokens.shape[:1])
+    after_prompt = jnp.arange(tokens.shape[1])[None, :] >= prompt_lens[:, None]
+    stops = after_prompt & jnp.isin(tokens, jnp.asarray(stop_ids, tokens.dtype))
+    stops_before = jnp.cumsum(stops, axis=1) - stops
+    return (after_prompt & (stops_before == 0))[:, 1:].astype(jnp.float32)
+
+
+def length_mask(lengths: np.ndarray, size: int) -> np.ndarray:
+    """[B] answer lengths -> [B, size] float32, 1 at the first `lengths[b]` places of row b."""
+    return (np.arange(size)[None, :] < np.asarray(lengths)[:, None]).astype(np.float32)
+
+
+def chunked_logps(hidden: Array, head: Array, targets: Array, chunk_elements: int = CHUNK_ELEMENTS) -> Array:
+    """Log-probabilities of `targets` without ever holding all logits, in value and gradient.
+
+    The logits of a few positions at a time are made, used and forgotten, and made again for the backward pass.
+
+    Args:
+      hidden: [B, N, D], last hidden states of the predicting positions, in the compute dtype.
+      head: [V, D] output head.
+      targets: [B, N] int, the predicted tokens.
+      chunk_elements: how many logits may exist at a time.
+
+    Returns:
+      [B, N] float32, nats, temperature 1.
+    """
+    check_shape("targets", targets, hidden.shape[:2])
+    head = head.astype(hidden.dtype)
+    rows, width = targets.size, hidden.shape[-1]
+    chunk = min(rows, max(1, chunk_elements // head.shape[0]))
+    chunks = -(-rows // chunk)
+    padding = chunks * chunk - rows
+    flat = jnp.pad(hidden.reshape(rows, width), ((0, padding), (0, 0))).reshape(chunks, chunk, width)
+    ids = jnp.pad(targets.reshape(rows), (0, padding)).reshape(chunks, chunk)
+
+    @jax.checkpoint
+    def logps_of(piece):
+        states, wanted = piece
+        return _pick(jnp.einsum("nd,vd->nv", states, head, preferred_element_type=jnp.float32), wanted)
+
+    logps = logps_of((flat[0], ids[0])) if chunks == 1 else jax.lax.map(logps_of, (flat, ids))
+    return logps.reshape(-1)[:rows].reshape(targets.shape)
+
+
+def _pick(logits: Array, tokens: Array) -> Array:
+    """Log-softmax at the given tokens: [..., V], [...] -> [...]."""
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)

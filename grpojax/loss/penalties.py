@@ -1,0 +1,34 @@
+"""Estimators of the KL divergence from the reference policy, from the log-probs of sampled tokens alone."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from grpojax.loss.checks import check_shape
+from grpojax.loss.objectives import MAX_LOG_RATIO
+
+
+def k1(new_logps: Array, ref_logps: Array) -> Array:
+    """new - ref, elementwise: unbiased, may be negative. As a loss its gradient does not contain the reference.
+
+    Source: J. Schulman, "Approximating KL Divergence" (2020).
+    """
+    check_shape("ref_logps", ref_logps, new_logps.shape)
+    return new_logps - ref_logps
+
+
+def k3(new_logps: Array, ref_logps: Array) -> Array:
+    """exp(ref - new) - 1 - (ref - new), elementwise: unbiased and never negative.
+
+    Source: J. Schulman, "Approximating KL Divergence" (2020); arXiv:2402.03300, eq. 4.
+
+    >>> print(k3(jnp.array([-1.0]), jnp.array([-1.0 + jnp.log(2.0)])).round(4))  # 2 - 1 - ln 2
+    [0.3069]
+    """
+    check_shape("ref_logps", ref_logps, new_logps.shape)
+    log_ratio = jnp.clip(ref_logps - new_logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return jnp.exp(log_ratio) - 1.0 - log_ratio
+
+
+def sequence_k1(new_logps: Array, ref_logps: Array, mask: Array) -> Array:
+    """k1 of whole answers: the difference of their summed log-probs, [B]. Source: book 7.5."""
+    return jnp.sum(jnp.where(mask > 0, k1(new_logps, ref_logps), 0.0), axis=1)

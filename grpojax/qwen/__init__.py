@@ -1,0 +1,1 @@
+"""The language model: structure, forward pass, weights in and out, tokenizer."""

@@ -1,0 +1,148 @@
+"""From what a user calls a model to the folder or file that holds it."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import grpojax
+from grpojax.errors import InputError, did_you_mean
+
+EMBEDDED = ("tiny-base", "tiny-reasoning")
+
+_SIZES = {
+    "Qwen/Qwen3-{}-Base": ("0.6B", "1.7B", "4B", "8B", "14B"),
+    "Qwen/Qwen3-{}": ("0.6B", "1.7B", "4B", "8B", "14B", "32B"),
+    "Qwen/Qwen2.5-{}": ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B"),
+    "Qwen/Qwen2.5-{}-Instruct": ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B"),
+}
+_HUB_NAMES = tuple(name.format(size) for name, sizes in _SIZES.items() for size in sizes)
+SHORT_NAMES = {name.split("/")[1].lower(): name for name in _HUB_NAMES}
+"""qwen3-0.6b-base -> Qwen/Qwen3-0.6B-Base, and so on."""
+
+_HUB_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors",
+              "model.safetensors.index.json")  # fmt: skip
+
+
+def model_files(source: str | Path) -> Path:
+    """The folder (or the book's .pth file) of a model.
+
+    Args:
+      source: a policy folder; a run folder, for its newest complete checkpoint; a .pth file; `tiny-base` or
+        `tiny-reasoning`; a hub name `org/name`, or its short form such as `qwen3-0.6b-base`.
+
+    Raises:
+      InputError: there is no such model here, and it could not be fetched.
+    """
+    path = Path(source).expanduser()
+    if (path / "checkpoints").is_dir():
+        return newest_checkpoint(path)
+    if path.exists():
+        return path
+    name = str(source)
+    if name.lower() in EMBEDDED:
+        return _embedded_folder(name.lower())
+    if name.lower() in SHORT_NAMES:
+        return _hub_folder(SHORT_NAMES[name.lower()])
+    if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and path.suffix != ".pth":
+        return _hub_folder(name)
+    names = (*EMBEDDED, *SHORT_NAMES)
+    raise InputError(
+        f"there is no model {name!r}; give a folder, a .pth file, a hub name such as Qwen/Qwen3-0.6B-Base, or one of "
+        f"{', '.join(names)}.{did_you_mean(name.lower(), names)}"
+    )
+
+
+def newest_checkpoint(run: Path) -> Path:
+    """The step folder with the greatest number in a run's checkpoints/; unfinished ones do not count."""
+    steps = [folder for folder in (run / "checkpoints").iterdir() if folder.name.isdigit() and _is_checkpoint(folder)]
+    if not steps:
+        raise InputError(f"the run {run} holds no complete checkpoint; train it up to its first one, or name another folder.")
+    return max(steps, key=lambda folder: int(folder.name))
+
+
+def safetensors_files(folder: Path) -> dict[Path, list[str] | None]:
+    """The weight files of a Hugging Face folder, each with the tensors to take from it (None: all).
+
+    An index is the list of record: other files beside it do not count.
+
+    Raises:
+      InputError: there are no weights, or the index is damaged or names a file that is not there.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            places = json.loads(index.read_text("utf-8"))["weight_map"]
+        except (ValueError, KeyError) as error:
+            raise InputError(f"{index} is damaged ({error}); fetch it again.") from error
+        files: dict[Path, list[str] | None] = {folder / file: [] for file in places.values()}
+        for tensor, file in places.items():
+            files[folder / file].append(tensor)
+        absent = sorted(file.name for file in files if not file.is_file())
+        if absent:
+            raise InputError(f"{index} names {', '.join(absent)}, which is not there; fetch the missing file.")
+        return files
+    if (folder / "model.safetensors").is_file():
+        return {folder / "model.safetensors": None}
+    raise InputError(f"{folder} holds no weights; expected model.safetensors, model.safetensors.index.json with its files, or params/.")
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and (folder / "params").is_dir()
+
+
+def _embedded_folder(name: str) -> Path:
+    """Installed with the package, or in weights/ of a checkout."""
+    package = Path(grpojax.__file__).parent
+    for folder in (package / "embedded" / name, package.parent / "weights" / name):
+        if (folder / "config.json").is_file():
+            return folder
+    raise InputError(f"the embedded model {name!r} is not installed; install grpojax again, or run weights/make_tiny.py in a checkout.")
+
+
+def _hub_folder(name: str) -> Path:
+    """A snapshot of a hub repository: from the disk without any request where it is complete, else downloaded."""
+    import huggingface_hub  # here, because it takes long to import and most runs do not need it
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        cached = Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+        if _is_complete(cached):
+            return cached
+    except OSError:  # not there, or only in part
+        pass
+    try:
+        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    except RepositoryNotFoundError as error:
+        hint = did_you_mean(name, _HUB_NAMES)
+        raise InputError(f"the hub has no model {name!r} that you may read, and there is no such folder here.{hint}") from error
+    except Exception as error:  # of the hub, the network or the disk: the way out is the same
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"{name!r} is neither a folder here nor complete in the cache {huggingface_hub.constants.HF_HUB_CACHE}, and "
+            f"its model.safetensors could not be downloaded ({reason}); connect to the network and unset "
+            f"HF_HUB_OFFLINE, or run `hf download {name}` elsewhere and give the copied folder."
+        ) from error
+    _check_hashes(folder)
+    return folder
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file() and bool(safetensors_files(folder))
+    except InputError:
+        return False
+
+
+def _check_hashes(folder: Path) -> None:
+    """The cache names large files by their SHA-256; one with other bytes is removed, so that it is fetched again."""
+    for link in folder.glob("*.safetensors"):
+        blob = link.resolve()
+        if not re.fullmatch("[0-9a-f]{64}", blob.name):
+            continue
+        with blob.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != blob.name:
+            link.unlink()
+            blob.unlink()
+            raise InputError(f"the download of {link.name} arrived damaged and was removed; run the command again to fetch it anew.")

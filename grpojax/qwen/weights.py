@@ -1,0 +1,287 @@
+"""Policies in and out: Hugging Face folders, Orbax checkpoints and the book's .pth files."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import safetensors
+import safetensors.numpy
+from jax import Array
+
+from grpojax.errors import InputError, did_you_mean
+from grpojax.qwen.config import QwenConfig
+from grpojax.qwen.conversion import Stored, check_finite, check_tensors, named_leaves, tensors_from_tree, tree_from_tensors, tree_shapes
+from grpojax.qwen.model import Params, forward, param_shapes
+from grpojax.qwen.sources import model_files, safetensors_files
+from grpojax.qwen.tokenizer import Tokenizer, load_tokenizer
+
+DTYPES = ("float32", "bfloat16")
+FORMATS = ("orbax", "huggingface")
+
+# The book's .pth files hold no configuration; this is its Qwen3-0.6B, with the head it keeps apart.
+_BOOK_CONFIG = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Policy:
+    """A language model: its structure, its parameters and, where the checkpoint has one, its tokenizer."""
+
+    config: QwenConfig
+    params: Params
+    tokenizer: Tokenizer | None = None
+
+    def apply(self, params: Params, tokens: Array) -> Array:
+        """[B, T] ids -> [B, T, V] float32 logits. Padding belongs on the right.
+
+        Raises:
+          InputError: an id is outside the vocabulary. Under `jit` ids are not known yet and go unchecked.
+        """
+        if not isinstance(tokens, jax.core.Tracer):
+            tokens = np.asarray(tokens)
+            if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.config.vocab_size:
+                bad = tokens.max() if tokens.max() >= self.config.vocab_size else tokens.min()
+                raise InputError(f"token id {bad} is outside the vocabulary; ids go from 0 to {self.config.vocab_size - 1}.")
+        return _forward(self.config, params, tokens)
+
+
+_forward = jax.jit(forward, static_argnames="config")
+
+
+def load_policy(
+    source: str | Path,
+    dtype: str | None = "float32",
+    kind: str | None = None,
+    compute_dtype: str | None = None,
+    untie: bool = False,
+) -> Policy:
+    """Loads a model.
+
+    Args:
+      source: a Hugging Face or Orbax folder, a run folder, a .pth file, a hub name or an embedded name; see `model_files`.
+      dtype: of the parameters, "float32" or "bfloat16"; None keeps the checkpoint's.
+      kind: "base" or "reasoning", for the tokenizer; without it the checkpoint's end-of-text ids decide.
+      compute_dtype: of products and activations; without it that of the parameters.
+      untie: give a tied model a head of its own that starts as a copy of the embedding, as the book has it.
+
+    Raises:
+      InputError: the model is unknown, incomplete, damaged, or of a kind that is not supported.
+    """
+    for value in (dtype, compute_dtype):
+        if value is not None and value not in DTYPES:
+            raise InputError(f"unknown dtype {value!r}; choose {' or '.join(DTYPES)}.{did_you_mean(value, DTYPES)}")
+    path = model_files(source)
+    read = _read_folder if path.is_dir() else _read_book_file
+    config, params, tokenizer = read(path, dtype, kind)
+    if untie and config.tie_word_embeddings:
+        params = params | {"head": {"kernel": jnp.copy(params["embed"]["embedding"])}}
+        config = dataclasses.replace(config, tie_word_embeddings=False)
+    if tokenizer is not None:
+        if tokenizer.size > config.vocab_size:
+            raise InputError(
+                f"the tokenizer of {path} has ids up to {tokenizer.size - 1}, the model only {config.vocab_size} rows; "
+                "use tokenizer.json and config.json of one model."
+            )
+        config = dataclasses.replace(config, eos_token_ids=tokenizer.stop_ids)
+    compute_dtype = compute_dtype or str(params["embed"]["embedding"].dtype)
+    return Policy(dataclasses.replace(config, compute_dtype=compute_dtype), params, tokenizer)
+
+
+def save_policy(policy: Policy, path: str | Path) -> None:
+    """Writes a Hugging Face folder, which transformers loads with the same logits.
+
+    Raises:
+      InputError: `path` exists and is not an empty folder.
+    """
+    with _written_aside(Path(path)) as folder:
+        _write_descriptions(policy, folder)
+        tensors = tensors_from_tree(policy.config, policy.params)
+        safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_orbax(policy: Policy, path: str | Path) -> None:
+    """Writes a folder whose parameters are an Orbax checkpoint.
+
+    Raises:
+      InputError: `path` exists and is not an empty folder.
+    """
+    with _written_aside(Path(path)) as folder:
+        write_orbax(policy, folder)
+
+
+def write_orbax(policy: Policy, folder: Path) -> None:
+    """Writes config.json, the tokenizer and params/ into an existing folder, and waits until all is on disk."""
+    _write_descriptions(policy, folder)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder.absolute() / "params", policy.params)
+
+
+def convert_checkpoint(source: str | Path, path: str | Path, to: str, dtype: str | None = None, kind: str | None = None) -> None:
+    """Writes the model `source` to the new folder `path` as "orbax" or "huggingface".
+
+    Args:
+      dtype: of the written parameters; None keeps the checkpoint's.
+    """
+    if to not in FORMATS:
+        raise InputError(f"unknown checkpoint format {to!r}; choose {' or '.join(FORMATS)}.{did_you_mean(to, FORMATS)}")
+    _check_unused(Path(path))
+    save = save_orbax if to == "orbax" else save_policy
+    save(load_policy(source, dtype=dtype, kind=kind), path)
+
+
+def read_config(folder: Path) -> QwenConfig:
+    """The structure in a folder's config.json, with the end-of-text ids of generation_config.json too."""
+    raw = _read_json(folder / "config.json")
+    generation = folder / "generation_config.json"
+    values = [raw.get("eos_token_id"), _read_json(generation).get("eos_token_id") if generation.is_file() else None]
+    ids = [i for value in values for i in (value if isinstance(value, list) else [value]) if i is not None]
+    return QwenConfig.from_hf(raw | {"eos_token_id": list(dict.fromkeys(ids))})
+
+
+def _read_folder(folder: Path, dtype: str | None, kind: str | None) -> tuple[QwenConfig, Params, Tokenizer | None]:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} is no model folder, it holds no config.json; give the folder of a checkpoint or a run.")
+    config = read_config(folder)
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    tokenizer = load_tokenizer(folder, kind, config.eos_token_ids) if has_tokenizer else None
+    read = _read_orbax if (folder / "params").is_dir() else _read_safetensors
+    return config, read(folder, config, dtype), tokenizer
+
+
+def _read_safetensors(folder: Path, config: QwenConfig, dtype: str | None) -> Params:
+    with contextlib.ExitStack() as stack:
+        stored = {}
+        for path, wanted in safetensors_files(folder).items():
+            try:
+                file = stack.enter_context(safetensors.safe_open(path, framework="np"))
+            except (safetensors.SafetensorError, OSError) as error:
+                raise InputError(f"{path} is damaged or incomplete ({error}); fetch it again.") from error
+            for name in file.keys():
+                if wanted is None or name in wanted:
+                    shape = tuple(file.get_slice(name).get_shape())
+                    stored[name] = Stored(shape, functools.partial(file.get_tensor, name))
+        return tree_from_tensors(config, stored, dtype, str(folder))
+
+
+def _read_orbax(folder: Path, config: QwenConfig, dtype: str | None) -> Params:
+    path, shapes = folder.absolute() / "params", param_shapes(config)
+    with ocp.StandardCheckpointer() as checkpointer:
+        try:
+            stored = checkpointer.metadata(path).item_metadata.tree
+            check_tensors(tree_shapes(shapes), tree_shapes(stored), str(path))
+            sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            target = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype or a.dtype, sharding=sharding), stored)
+            params = checkpointer.restore(path, target)
+        except InputError:
+            raise
+        except Exception as error:  # Orbax and its storage raise many sorts
+            raise InputError(f"{path} is damaged or incomplete ({str(error).splitlines()[0]}); write it again.") from error
+    check_finite(named_leaves(_finite(params)), str(path))
+    return params
+
+
+def _read_book_file(path: Path, dtype: str | None, kind: str | None) -> tuple[QwenConfig, Params, Tokenizer | None]:
+    if path.suffix != ".pth":
+        raise InputError(f"{path} is neither a folder nor one of the book's .pth files; give the folder of the checkpoint.")
+    try:
+        import torch  # the only reader of its own format
+    except ImportError as error:
+        raise InputError(f"reading {path} needs PyTorch; run `pip install torch`, or give a Hugging Face folder.") from error
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # zip, pickle and file errors of many sorts
+        raise InputError(f"{path} is damaged or no state dict ({str(error).splitlines()[0]}); fetch it again.") from error
+
+    def read(name: str) -> np.ndarray:
+        tensor = tensors[name]
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.numpy()
+
+    config = QwenConfig.from_hf(_BOOK_CONFIG)
+    stored = {name: Stored(tuple(tensor.shape), functools.partial(read, name)) for name, tensor in tensors.items()}
+    params = tree_from_tensors(config, stored, dtype, str(path), naming="book")
+    return config, params, _book_tokenizer(path.parent, kind)
+
+
+def _book_tokenizer(folder: Path, kind: str | None) -> Tokenizer | None:
+    """tokenizer-base.json or tokenizer-reasoning.json, whichever `kind` asks for, or a tokenizer.json."""
+    for file in (folder / f"tokenizer-{kind}.json", folder / "tokenizer.json"):
+        if file.is_file():
+            return load_tokenizer(file, kind)
+    if kind is None and any(folder.glob("tokenizer-*.json")):
+        raise InputError(f"a .pth file does not tell which tokenizer in {folder} is its own; give kind='base' or kind='reasoning'.")
+    return None
+
+
+@jax.jit
+def _finite(params: Params) -> Params:
+    return jax.tree.map(lambda array: jnp.isfinite(array).all(), params)
+
+
+def _write_descriptions(policy: Policy, folder: Path) -> None:
+    """config.json, generation_config.json and the tokenizer, all with the same stop ids."""
+    config, tokenizer = policy.config, policy.tokenizer
+    _write_json(folder / "config.json", config.to_hf() | {"torch_dtype": str(policy.params["embed"]["embedding"].dtype)})
+    generation: dict[str, Any] = {"eos_token_id": list(config.eos_token_ids)} if config.eos_token_ids else {}
+    if tokenizer is not None:
+        generation["pad_token_id"] = tokenizer.pad_id
+        tokenizer.save(folder)
+    _write_json(folder / "generation_config.json", generation)
+
+
+def _check_unused(path: Path) -> None:
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise InputError(f"{path} exists already; name a new folder, nothing is overwritten.")
+
+
+@contextlib.contextmanager
+def _written_aside(path: Path) -> Iterator[Path]:
+    """A folder beside `path` that takes its name once all is written, and is removed when writing fails."""
+    _check_unused(path)
+    aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}"
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        os.replace(aside, path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not valid JSON ({error}); fetch it again.") from error
+    if not isinstance(raw, dict):
+        raise InputError(f"{path} holds no JSON object; fetch it again.")
+    return raw
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")

@@ -1,0 +1,194 @@
+"""The chapter's figures from run folders or metrics files, several runs over one another."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from grpojax.errors import InputError
+from grpojax.reporting.metrics import metrics_file, moving_average, read_evaluations, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart with any kind of colour vision; yellow is left out as too faint on white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("-", "--", ":", "-.")
+_LINEAR_SPAN = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One small picture: a column of the metrics over the steps."""
+
+    column: str
+    title: str
+    unit: str  # the label of the y axis
+    least_span: float = 0.0  # the y axis covers at least this much, so that rounding noise looks like what it is
+    wide: bool = False  # values that cover more than _LINEAR_SPAN are drawn logarithmic beyond 1 and -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is drawn of one run."""
+
+    label: str
+    metrics: dict[str, np.ndarray]  # as read_metrics gives them, [steps] each
+    evaluations: list[tuple[int, float]]
+
+
+LEARNING = (
+    Panel("loss", "Loss", "loss", wide=True),
+    Panel("reward_avg", "Average reward", "reward per answer"),
+    Panel("avg_response_len", "Average response length", "tokens"),
+    Panel("eval_acc", "Evaluation accuracy", "problems solved (%)"),
+)
+POLICY = (
+    Panel("policy_ratio", "Policy ratio", "new / old probability", wide=True),
+    Panel("adv_avg", "Advantage: average", "advantage", least_span=0.1),
+    Panel("adv_std", "Advantage: standard deviation", "advantage", least_span=0.1),
+    Panel("entropy_avg", "Average entropy", "nats per token"),
+)
+DIVERGENCE = (
+    Panel("reward_avg", "Average reward", "reward per answer"),
+    Panel("kl_loss", "KL part of the loss", "loss", wide=True),
+    Panel("kl_k1", "KL to the reference, estimator k1", "nats", wide=True),
+    Panel("kl_k3", "KL to the reference, estimator k3", "nats", wide=True),
+)
+
+
+def plot_runs(paths: list[str | Path], out_dir: str | Path, window: int = 20) -> list[Path]:
+    """Draw the figures of one or more runs as PNG files.
+
+    learning.png  loss, reward, response length, evaluation accuracy
+    policy.png    policy ratio, mean and standard deviation of the advantages, entropy
+    kl.png        reward above the divergence from the reference model; only where one of the runs recorded it
+
+    Each value is drawn faintly and the moving average strongly; evaluations are points joined by a line, that of the
+    untrained model at step 0. What was not recorded is passed over, and a panel nobody recorded says so.
+
+    Args:
+      paths: run folders or metrics csv files, as for read_metrics.
+      out_dir: where the pictures go; made if missing, pictures of these names are replaced.
+      window: steps of the moving average.
+
+    Returns:
+      The files written.
+
+    Raises:
+      InputError: no paths, a file that cannot be used, a window below 1, or no such out_dir can be made; then
+        nothing was written.
+    """
+    if not paths:
+        raise InputError("there is nothing to plot; give at least one run folder or metrics csv file")
+    if window < 1:
+        raise InputError(f"the window of the moving average is {window}, but it must be at least 1 step")
+    runs = load_runs(paths)
+    out_dir = Path(out_dir)
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {out_dir}: {error.strerror}; choose another") from None
+    figures = {"learning.png": ("Learning", LEARNING), "policy.png": ("Policy", POLICY)}
+    if any(_series(run, panel)[1].size for run in runs for panel in DIVERGENCE[1:]):
+        figures["kl.png"] = ("Divergence from the reference model", DIVERGENCE)
+    written = []
+    for name, (title, panels) in figures.items():
+        written.append(out_dir / name)
+        draw(runs, title, panels, window).savefig(written[-1], dpi=150)
+    return written
+
+
+def load_runs(paths: list[str | Path]) -> list[Run]:
+    """Read runs, each labelled with as much of its path as tells it from the others; a path given twice counts once."""
+    unique = list(dict.fromkeys(metrics_file(path).resolve() for path in paths))
+    return [
+        Run(label, read_metrics(path), read_evaluations(path))
+        for path, label in zip(unique, _labels(unique), strict=True)
+    ]
+
+
+def draw(runs: list[Run], title: str, panels: tuple[Panel, ...], window: int) -> "Figure":
+    """One 2x2 figure of four panels, with one legend for all."""
+    # Figure alone, without pyplot: it draws with Agg, needs no screen and leaves no global state behind.
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    figure.suptitle(title, fontsize=15, fontweight="bold")
+    for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        _draw_panel(axes, panel, runs, window)
+    # Only the $ of a label is special to matplotlib here: it would begin mathematics.
+    labels = [run.label.replace("$", r"\$") for run in runs]
+    figure.legend(
+        handles=[Line2D([], [], **_style(i), linewidth=3, label=label) for i, label in enumerate(labels)],
+        title=f"faint: each step    strong: mean of the last {window} steps    points: evaluations",
+        loc="outside lower center",
+        ncols=max(1, min(len(runs), 130 // (max(map(len, labels)) + 8))),
+        frameon=False,
+    )
+    return figure
+
+
+def _draw_panel(axes: "Axes", panel: Panel, runs: list[Run], window: int) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=12)
+    axes.set(xlabel="training step", ylabel=panel.unit)
+    last = max(run.metrics["step"][-1] for run in runs)
+    axes.set_xlim(-0.02 * last, 1.02 * last)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    drawn = []
+    # Later runs are drawn thinner, so that of two equal runs both can be seen.
+    for i, run in enumerate(runs):
+        width = 1.6 * (2 - (i + 1) / len(runs))
+        steps, values = _series(run, panel)
+        if panel.column == "eval_acc":
+            axes.plot(steps, values, **_style(i), marker="o", markersize=3 * width, linewidth=width)
+        else:
+            axes.plot(steps, values, color=_style(i)["color"], linewidth=0.8, alpha=0.35 / len(runs) ** 0.5)
+            axes.plot(steps, moving_average(values, window), **_style(i), linewidth=width)
+        drawn.extend(values)
+    if not drawn:
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color="0.45")
+        return
+    low, high = min(drawn), max(drawn)
+    if panel.wide and high - low > _LINEAR_SPAN:
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title("logarithmic beyond ±1", loc="right", fontsize=9, color="0.45")
+    elif high - low < panel.least_span:
+        axes.set_ylim((low + high - panel.least_span) / 2, (low + high + panel.least_span) / 2)
+
+
+def _series(run: Run, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of one panel, [n] each: the finite ones, so that lines run on over gaps; n = 0 if none."""
+    if panel.column == "eval_acc":
+        steps, values = np.array(run.evaluations, float).reshape(-1, 2).T
+    else:
+        steps = run.metrics["step"]
+        values = run.metrics.get(panel.column, np.full(len(steps), np.nan))
+    finite = np.isfinite(values)
+    return steps[finite], values[finite]
+
+
+def _style(i: int) -> dict[str, str]:
+    """Colour and dashes of the i-th run; dashes change when the colours are used up."""
+    return {"color": _COLOURS[i % len(_COLOURS)], "linestyle": _DASHES[i // len(_COLOURS) % len(_DASHES)]}
+
+
+def _labels(paths: list[Path]) -> list[str]:
+    """Names that tell the paths apart: the last part, or as many of the last parts as it takes."""
+    names = [path.parent if path.name == "metrics.csv" else path.with_name(_short(path.name)) for path in paths]
+    for depth in range(1, max(len(name.parts) for name in names) + 1):
+        labels = ["/".join(name.parts[-depth:]) for name in names]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(path) for path in paths]
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(".csv").removesuffix("_metrics") or name

@@ -1,0 +1,306 @@
+"""A training run from flags to run folder: load, train, evaluate, save, show."""
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from grpojax.config import RunConfig
+from grpojax.errors import InputError
+from grpojax.qwen.weights import Policy, load_policy
+from grpojax.records import Evaluation, StepRecord
+from grpojax.reporting.metrics import read_evaluations
+from grpojax.reporting.plots import plot_runs
+from grpojax.reporting.progress import Display, progress_display
+from grpojax.reporting.runlog import RunLog
+from grpojax.tasks.grading import Grader
+from grpojax.tasks.problems import Problem, cache_folder, load_problems
+from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template, render_prompt
+from grpojax.training.checkpoint import checkpoint_steps, load_checkpoint, prune_checkpoints, save_checkpoint
+from grpojax.training.evaluate import evaluate
+from grpojax.training.rollout import check_context
+from grpojax.training.train import TrainState, compile_counts, initial_state, run_optimizer, train
+
+EVAL_SEED = 0
+"""Generated evaluation problems are the same in every run, so that accuracies can be compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inputs:
+    """Everything a run reads before it writes anything."""
+
+    policy: Policy
+    problems: list[Problem]
+    eval_problems: list[Problem]
+    template: str
+
+
+@dataclasses.dataclass
+class _Stop:
+    """Set by Ctrl-C or SIGTERM; the step under way is finished first."""
+
+    signal: int | None = None
+
+
+def run(config: RunConfig) -> int:
+    """Trains, and leaves a run folder. Returns the exit code: 0, or 128 + n when signal n stopped the run.
+
+    Raises:
+      InputError: before anything was written, if a setting or an input cannot be used.
+      RunError: if training cannot go on; the last good state is saved first.
+    """
+    enable_compilation_cache()
+    config = _settings_of_run(config) if config.resume else config.resolved()
+    folder = Path(config.out or _default_out(config))
+    inputs = _read_inputs(config)
+    grader = Grader()
+    if config.resume:
+        state = load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config))
+        if state.step >= config.steps:
+            raise InputError(f"{folder} has done all its {config.steps} steps; give a larger --steps to go on.")
+        log = RunLog.resume(folder, state.step)
+    else:
+        state = initial_state(config, inputs.policy.params)
+        log = RunLog.create(folder, _run_record(config))
+    start, first_step = time.perf_counter(), state.step
+    with _stop_signals() as stop, progress_display(config.steps, state.step) as display:
+        display.message(_headline(config, inputs, folder))
+        display.message("compiling the programs of the first step; the next run finds them on disk")
+        if config.resume:
+            display.message(f"resuming after step {state.step}")
+        elif config.eval_on_checkpoint:
+            evaluation = _evaluate(config, inputs, state, grader)
+            log.evaluation(evaluation)
+            display.message(_accuracy_line("before training", evaluation))
+        state = _train(config, inputs, state, grader, log, display, stop)
+        outcome = _outcome(config, folder, state, time.perf_counter() - start, grader)
+        log.summary(outcome)
+        if state.step > first_step:
+            plot_runs([folder], folder / "plots")
+        for line in _closing_lines(outcome, folder, stop):
+            display.message(line)
+    return 0 if stop.signal is None else 128 + stop.signal
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs on disk, so that only the first run on a machine waits for them."""
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def open_policy(model: str, param_dtype: str = "float32", compute_dtype: str | None = None, **options: Any) -> Policy:
+    """load_policy with the compute dtype that suits the device: float32 on CPU, bfloat16 elsewhere.
+
+    Raises:
+      InputError: also if the model comes without a tokenizer.
+    """
+    compute_dtype = compute_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    policy = load_policy(model, dtype=param_dtype, compute_dtype=compute_dtype, **options)
+    if policy.tokenizer is None:
+        raise InputError(f"{model} comes without tokenizer.json; put the checkpoint's own beside its weights.")
+    return policy
+
+
+def _train(
+    config: RunConfig, inputs: _Inputs, state: TrainState, grader: Grader, log: RunLog, display: Display, stop: _Stop
+) -> TrainState:
+    """The loop with its checkpoints. On any error the last complete state is saved before the error goes on."""
+    checkpoints = log.folder / "checkpoints"
+
+    def save(reached: TrainState) -> Path:
+        path = save_checkpoint(checkpoints, inputs.policy, reached)
+        best = max(read_evaluations(log.folder), key=lambda pair: pair[1], default=(None, None))[0]
+        prune_checkpoints(checkpoints, config.keep_checkpoints, best)
+        return path
+
+    steps = train(config, inputs.policy, inputs.problems, state, inputs.template, grader)
+    try:
+        for state, record in steps:
+            last = state.step == config.steps or stop.signal is not None
+            if last or (config.checkpoint_every and state.step % config.checkpoint_every == 0):
+                if config.eval_on_checkpoint and stop.signal is None:
+                    record = _with_evaluation(record, _evaluate(config, inputs, state, grader))
+                log.append(record)  # before the checkpoint: a row without checkpoint is made again, the reverse is lost
+                record = dataclasses.replace(record, checkpoint=str(save(state)))
+            else:
+                log.append(record)
+            display.update(record)
+            if last:
+                break
+    except BaseException as error:
+        good = getattr(error, "state", None) or state
+        if good.step > 0 and not any(array.is_deleted() for array in jax.tree.leaves((good.params, good.opt_state))):
+            save(good)
+        raise
+    return state
+
+
+def _evaluate(config: RunConfig, inputs: _Inputs, state: TrainState, grader: Grader) -> Evaluation:
+    return evaluate(
+        inputs.policy, state.params, inputs.eval_problems,
+        dataset=_eval_dataset(config), step=state.step, max_new_tokens=config.max_new_tokens,
+        template=inputs.template, thinking=config.thinking, grader=grader,
+    )  # fmt: skip
+
+
+def _with_evaluation(record: StepRecord, evaluation: Evaluation) -> StepRecord:
+    metrics = record.metrics | {"eval_acc": evaluation.accuracy}
+    return dataclasses.replace(record, metrics=metrics, evaluation=evaluation)
+
+
+def _read_inputs(config: RunConfig) -> _Inputs:
+    variant = config.make_variant()
+    template = load_template(config.prompt_template) if config.prompt_template else DEFAULT_TEMPLATE
+    problems = load_problems(config.dataset, "train", seed=config.seed)
+    eval_problems = []
+    if config.eval_on_checkpoint:
+        eval_problems = load_problems(_eval_dataset(config), "eval", seed=EVAL_SEED, limit=config.eval_on_checkpoint)
+    policy = open_policy(config.model, config.param_dtype, config.compute_dtype, untie=config.untie_head)
+    if "format_reward_weight" in variant.numbers and policy.tokenizer.think_ids is None:
+        raise InputError(
+            f"{config.model} has no <think> tokens, so its answers cannot earn the format reward; choose a reasoning "
+            "model, or --format-reward-weight 0."
+        )
+    used = problems[: config.steps * config.prompts_per_step]
+    lengths = [
+        len(policy.tokenizer.prompt_ids(render_prompt(p.text, template), config.thinking)) for p in used + eval_problems
+    ]
+    check_context(policy, max(lengths), config.max_new_tokens)
+    return _Inputs(policy, problems, eval_problems, template)
+
+
+def _eval_dataset(config: RunConfig) -> str:
+    return config.eval_dataset or config.dataset
+
+
+def _default_out(config: RunConfig) -> str:
+    model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name) or "model"
+    return f"runs/{config.variant}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+_MAY_CHANGE = ("out", "resume", "steps", "checkpoint_every", "keep_checkpoints")
+
+
+def _settings_of_run(given: RunConfig) -> RunConfig:
+    """The settings a run folder was made with; only how long to go on and what to keep may be given anew."""
+    if given.out is None:
+        raise InputError("--resume needs --out, the folder of the run to continue.")
+    path = Path(given.out) / "config.json"
+    try:
+        recorded = RunConfig(**json.loads(path.read_text())["config"])
+    except FileNotFoundError:
+        raise InputError(f"{given.out} holds no run to resume (no config.json); check --out.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read as the settings of a run ({error}); start anew with another --out.") from None
+    for field in dataclasses.fields(RunConfig):
+        value = getattr(given, field.name)
+        if field.name not in _MAY_CHANGE and value not in (field.default, getattr(recorded, field.name)):
+            raise InputError(
+                f"--{field.name.replace('_', '-')} is {value}, but the run in {given.out} was made with "
+                f"{getattr(recorded, field.name)}; leave the flag out, or start anew with another --out."
+            )
+    changed = {name: getattr(given, name) for name in _MAY_CHANGE if getattr(given, name) is not None}
+    return dataclasses.replace(recorded, **changed).resolved()
+
+
+def _run_record(config: RunConfig) -> dict[str, Any]:
+    """What config.json holds: the settings, and what they ran on."""
+    packages = ("grpojax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "sympy")
+    device = jax.devices()[0]
+    return {
+        "config": dataclasses.asdict(config),
+        "variant_numbers": config.make_variant().numbers,
+        "grader": "grpojax",
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
+        "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
+        "git_commit": _git_commit(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step under way; a second one stops at once."""
+    stop = _Stop()
+
+    def handle(number, _frame):
+        if stop.signal is not None:
+            raise KeyboardInterrupt
+        stop.signal = number
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _headline(config: RunConfig, inputs: _Inputs, folder: Path) -> str:
+    size = sum(array.size for array in jax.tree.leaves(inputs.policy.params)) / 1e6
+    return (
+        f"{config.variant} on {config.model} ({size:.1f} M parameters, {jax.devices()[0].device_kind}), "
+        f"{len(inputs.problems)} problems of {config.dataset}, {config.prompts_per_step} x {config.num_rollouts} rollouts "
+        f"a step -> {folder}"
+    )
+
+
+def _accuracy_line(when: str, evaluation: Evaluation) -> str:
+    return f"held-out accuracy {when}: {evaluation.accuracy:.1f} % ({evaluation.correct}/{evaluation.total} of {evaluation.dataset})"
+
+
+def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float, grader: Grader) -> dict[str, Any]:
+    """What summary.json holds."""
+    evaluations = read_evaluations(folder)
+    best = max(evaluations, key=lambda pair: pair[1], default=(None, None))
+    return {
+        "variant": config.variant,
+        "model": config.model,
+        "steps_done": state.step,
+        "total_steps": config.steps,
+        "seconds": seconds,
+        "eval_acc_before": evaluations[0][1] if evaluations and evaluations[0][0] == 0 else None,
+        "eval_acc_last": evaluations[-1][1] if evaluations else None,
+        "eval_acc_best": best[1],
+        "best_step": best[0],
+        "checkpoints": checkpoint_steps(folder / "checkpoints"),
+        "compilations": compile_counts(),
+        "grading_timeouts": grader.timeouts,
+    }
+
+
+def _closing_lines(outcome: dict[str, Any], folder: Path, stop: _Stop) -> Iterator[str]:
+    if stop.signal is not None:
+        yield f"stopped by {signal.Signals(stop.signal).name} after step {outcome['steps_done']}; go on with --resume --out {folder}"
+    if outcome["eval_acc_before"] is not None:
+        yield f"held-out accuracy: {outcome['eval_acc_before']:.1f} % before, {outcome['eval_acc_last']:.1f} % after training"
+    counts = ", ".join(f"{name} {count}" for name, count in outcome["compilations"].items())
+    yield f"{outcome['seconds']:.0f} s; programs compiled: {counts}"
+    yield f"metrics, samples, plots and checkpoints: {folder}"

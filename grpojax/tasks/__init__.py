@@ -1,0 +1,1 @@
+"""Problems and their rewards: strings in, floats out. Nothing here imports jax, and sympy only runs in a worker process."""

@@ -1,0 +1,75 @@
+"""Checkpoints: a policy folder with the optimizer's state beside it, written aside and renamed when complete.
+
+    checkpoints/<step>/config.json, tokenizer files, params/   what load_policy reads
+                       optimizer/                             the optax state
+"""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import optax
+import orbax.checkpoint as ocp
+
+from grpojax.errors import InputError
+from grpojax.qwen.weights import Policy, load_policy, write_orbax
+from grpojax.training.train import TrainState
+from grpojax.training.update import init_optimizer
+
+PARTIAL = ".partial"  # what a save under way is called; a crash leaves it behind and the next save removes it
+
+
+def save_checkpoint(folder: Path, policy: Policy, state: TrainState) -> Path:
+    """Writes `folder/<step>`; an existing complete one is left as it is. Returns it."""
+    final = folder / str(state.step)
+    if final.exists():
+        return final
+    for remnant in folder.glob(f"*{PARTIAL}"):
+        shutil.rmtree(remnant)
+    partial = folder / (final.name + PARTIAL)
+    partial.mkdir(parents=True)
+    write_orbax(dataclasses.replace(policy, params=state.params), partial)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save((partial / "optimizer").absolute(), state.opt_state)
+    os.sync()
+    partial.rename(final)
+    return final
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps that have a complete checkpoint, in order."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def prune_checkpoints(folder: Path, keep: int, best: int | None) -> None:
+    """Removes all but the `keep` newest checkpoints and the one of step `best`."""
+    for step in checkpoint_steps(folder)[:-keep]:
+        if step != best:
+            shutil.rmtree(folder / str(step))
+
+
+def load_checkpoint(folder: Path, policy: Policy, optimizer: optax.GradientTransformation) -> TrainState:
+    """The newest complete state in a run's `checkpoints` folder.
+
+    Raises:
+      InputError: if there is none, or a file of it is damaged.
+    """
+    steps = checkpoint_steps(folder)
+    if not steps:
+        raise InputError(f"{folder} holds no complete checkpoint to resume from; start the run anew with another --out.")
+    newest = folder / str(steps[-1])
+    params = load_policy(newest, dtype=str(jax.tree.leaves(policy.params)[0].dtype)).params
+    empty = jax.eval_shape(lambda p: init_optimizer(optimizer, p), params)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            opt_state = checkpointer.restore((newest / "optimizer").absolute(), empty)
+    except Exception as error:  # Orbax and its storage raise many sorts
+        raise InputError(
+            f"the optimizer state in {newest} is damaged ({type(error).__name__}); remove that folder to resume from an "
+            "earlier checkpoint."
+        ) from error
+    return TrainState(steps[-1], params, opt_state)

@@ -1,0 +1,186 @@
+"""Rollouts: one prefill per prompt, shared by its G answers, then one compiled loop that stops when all have stopped."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from grpojax.errors import InputError
+from grpojax.loss.logprobs import token_entropy
+from grpojax.qwen.config import QwenConfig
+from grpojax.qwen.model import Cache, Params, causal_inputs, empty_cache, head_logits, hidden_states
+from grpojax.qwen.weights import Policy
+from grpojax.training.sampling import Sampler, sample
+
+BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768)
+"""Lengths are padded up to one of these, so that a new length rarely compiles a new program."""
+
+
+def bucket(length: int) -> int:
+    """The smallest bucket that holds `length`.
+
+    >>> bucket(33), bucket(48)
+    (48, 48)
+    """
+    return next(size for size in BUCKETS if size >= length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """G answers to each of P prompts, prompt-major, on the host. Padding is on the right.
+
+    `logps` and `entropies` are the sampling policy's own, at temperature 1 over the whole vocabulary, taken from the
+    very logits the tokens were drawn from.
+    """
+
+    prompts: np.ndarray  # [P, Tp] int32
+    prompt_lens: np.ndarray  # [P]
+    answers: np.ndarray  # [B, N] int32
+    answer_lens: np.ndarray  # [B], the first stop token included
+    truncated: np.ndarray  # [B] bool: the budget ran out before a stop token
+    logps: np.ndarray  # [B, N] float32 nats, 0 after the end
+    entropies: np.ndarray  # [B, N] float32 nats, 0 after the end
+
+    @property
+    def group_size(self) -> int:
+        """G, the answers of one prompt."""
+        return len(self.answers) // len(self.prompts)
+
+    def answer_ids(self, row: int) -> list[int]:
+        """The tokens of one answer, the stop token included."""
+        return self.answers[row, : self.answer_lens[row]].tolist()
+
+
+def make_rollouts(
+    policy: Policy,
+    params: Params,
+    prompt_ids: list[list[int]],
+    key: Array,
+    sampler: Sampler,
+    num_rollouts: int,
+    max_new_tokens: int,
+) -> Rollouts:
+    """Samples `num_rollouts` answers to each prompt.
+
+    Args:
+      policy: gives the structure, the stop ids and the tokenizer's size; ids past it are never drawn.
+      params: the weights that sample (the old policy's).
+      prompt_ids: P token lists.
+      key: random key, consumed. Row b draws token n from fold_in(fold_in(key, b), n), so an answer does not depend on
+        padding, on the bucket, or on how long its neighbours are.
+      max_new_tokens: the budget of an answer.
+
+    Raises:
+      InputError: if a prompt and its answer do not fit the model's context.
+    """
+    prompts, lengths = pad_prompts(prompt_ids)
+    check_context(policy, int(lengths.max()), max_new_tokens)
+    out = generate(
+        policy.config, params, prompts, lengths, key, sampler,
+        num_rollouts=num_rollouts, max_new_tokens=max_new_tokens,
+        stop_ids=policy.tokenizer.stop_ids, known_ids=policy.tokenizer.size,
+    )  # fmt: skip
+    return Rollouts(prompts, lengths, **jax.device_get(out))
+
+
+def check_context(policy: Policy, prompt_len: int, max_new_tokens: int) -> None:
+    """Raises an InputError if prompt and answer are longer than the model's context."""
+    context = policy.config.max_position_embeddings
+    if prompt_len + max_new_tokens > context:
+        raise InputError(
+            f"a prompt of {prompt_len} tokens and {max_new_tokens} new ones exceed the model's context of {context}; "
+            "lower --max-new-tokens or use shorter problems."
+        )
+
+
+def pad_prompts(prompt_ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Token lists -> [P, bucket] int32 padded right with 0, and their lengths [P]."""
+    lengths = np.array([len(ids) for ids in prompt_ids], np.int32)
+    prompts = np.zeros((len(prompt_ids), bucket(int(lengths.max()))), np.int32)
+    for row, ids in zip(prompts, prompt_ids, strict=True):
+        row[: len(ids)] = ids
+    return prompts, lengths
+
+
+@functools.partial(
+    jax.jit, static_argnames=("config", "num_rollouts", "max_new_tokens", "stop_ids", "known_ids")
+)
+def generate(
+    config: QwenConfig,
+    params: Params,
+    prompts: Array,
+    prompt_lens: Array,
+    key: Array,
+    sampler: Sampler,
+    *,
+    num_rollouts: int,
+    max_new_tokens: int,
+    stop_ids: tuple[int, ...],
+    known_ids: int,
+) -> dict[str, Array]:
+    """The compiled program behind `make_rollouts`.
+
+    Args:
+      prompts: [P, Tp] int32, padded right. prompt_lens: [P].
+      known_ids: ids from here on are padding of the vocabulary and get probability 0.
+
+    Returns:
+      answers [B, N], answer_lens [B], truncated [B], logps [B, N], entropies [B, N]; see `Rollouts`.
+    """
+    width, batch = prompts.shape[1], prompts.shape[0] * num_rollouts
+    first_logits, prompt_cache = _prefill(config, params, prompts, prompt_lens)
+    share = functools.partial(jnp.repeat, repeats=num_rollouts, axis=0)
+    lengths, stops = share(prompt_lens), jnp.asarray(stop_ids, jnp.int32)
+    row_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(batch))
+    possible = jnp.arange(config.vocab_size)[None, :] < known_ids
+    slots = jnp.arange(width + max_new_tokens)[None, :]
+
+    def draw(n, logits, state):
+        """Token n of every row that has not stopped, written into the state."""
+        keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, n)
+        token = sample(jnp.where(possible, logits, -jnp.inf), keys, sampler)
+        chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
+        running = ~state["done"]
+        return {
+            "answers": state["answers"].at[:, n].set(jnp.where(running, token, 0)),
+            "logps": state["logps"].at[:, n].set(
+                jnp.where(running, chosen - jax.nn.logsumexp(logits, axis=-1), 0.0)
+            ),
+            "entropies": state["entropies"].at[:, n].set(jnp.where(running, token_entropy(logits), 0.0)),
+            "answer_lens": state["answer_lens"] + running,
+            "done": state["done"] | jnp.isin(token, stops),
+        }
+
+    def step(carry):
+        n, state, cache = carry  # n tokens are drawn; the last one is fed in, and token n drawn
+        token = jax.lax.dynamic_index_in_dim(state["answers"], n - 1, axis=1)
+        seen = (slots < lengths[:, None]) | ((slots >= width) & (slots < width + n))
+        positions = (lengths + n - 1)[:, None]
+        hidden, cache = hidden_states(config, params, token, positions, seen[:, None, :], cache, width + n - 1)
+        return n + 1, draw(n, head_logits(config, params, hidden[:, 0]), state), cache
+
+    start = {
+        "answers": jnp.zeros((batch, max_new_tokens), jnp.int32),
+        "logps": jnp.zeros((batch, max_new_tokens), jnp.float32),
+        "entropies": jnp.zeros((batch, max_new_tokens), jnp.float32),
+        "answer_lens": jnp.zeros(batch, jnp.int32),
+        "done": jnp.zeros(batch, bool),
+    }
+    state = draw(0, share(first_logits), start)
+    room = ((0, 0), (0, max_new_tokens), (0, 0), (0, 0))
+    cache = jax.tree.map(lambda x: jnp.pad(share(x), room), prompt_cache)
+    _, state, _ = jax.lax.while_loop(
+        lambda carry: (carry[0] < max_new_tokens) & ~jnp.all(carry[1]["done"]), step, (1, state, cache)
+    )
+    return {**{k: v for k, v in state.items() if k != "done"}, "truncated": ~state["done"]}
+
+
+def _prefill(config: QwenConfig, params: Params, prompts: Array, prompt_lens: Array) -> tuple[Array, Cache]:
+    """Logits [P, V] after each prompt's last token, and the cache [P, Tp] of its keys and values."""
+    cache = empty_cache(config, *prompts.shape)
+    hidden, cache = hidden_states(config, params, prompts, *causal_inputs(prompts), cache)
+    last = jnp.take_along_axis(hidden, (prompt_lens - 1)[:, None, None], axis=1)[:, 0]
+    return head_logits(config, params, last), cache

@@ -1,0 +1,82 @@
+"""From logits to the next token: temperature, top-k, exact top-p without a sort, greedy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from grpojax.errors import InputError
+
+_ONE_AS_BITS = 0x3F800000  # float32 1.0; the bits of non-negative floats are ordered like the floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """How tokens are drawn. None means "not at all" and is structure; the numbers are data and never compile again."""
+
+    temperature: float | None  # logits are divided by it; None: greedy, the most likely token
+    top_p: float | None = None  # keep the smallest set of likeliest tokens that holds this much probability
+    top_k: int | None = None  # keep the k likeliest tokens (a size, so another k compiles again)
+
+
+jax.tree_util.register_dataclass(Sampler, data_fields=["temperature", "top_p"], meta_fields=["top_k"])
+
+GREEDY = Sampler(temperature=None)
+
+
+def make_sampler(temperature: float, top_p: float = 1.0, top_k: int = 0) -> Sampler:
+    """A sampler from the numbers a user gives: temperature 0 is greedy, top_p 1 and top_k 0 keep everything.
+
+    Raises:
+      InputError: if a number is out of range.
+    """
+    if not 0 <= temperature < float("inf"):
+        raise InputError(f"temperature is {temperature}; it must be 0 (greedy) or a positive number such as 0.8.")
+    if not 0 < top_p <= 1:
+        raise InputError(f"top_p is {top_p}; it must be above 0 and at most 1 (1 keeps every token).")
+    if top_k < 0:
+        raise InputError(f"top_k is {top_k}; it must be 0 (keep every token) or more.")
+    if temperature == 0:
+        return GREEDY
+    return Sampler(float(temperature), None if top_p == 1 else float(top_p), top_k or None)
+
+
+def sample(logits: Array, keys: Array, sampler: Sampler) -> Array:
+    """Draws one token a row: [B, V] float32 logits, [B] random keys (consumed) -> [B] int32."""
+    if sampler.temperature is None:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits = keep_likely(logits / sampler.temperature, sampler.top_p, sampler.top_k)
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+
+
+def keep_likely(logits: Array, top_p: float | None, top_k: int | None) -> Array:
+    """Logits [B, V] with minus infinity outside the top-k and then the top-p set. Equal logits stay or go together.
+
+    The top-p set is the smallest set of likeliest tokens whose probability reaches top_p; the likeliest is always in it.
+
+    Source: arXiv:1904.09751 section 3.1.
+    """
+    if top_k is not None and top_k < logits.shape[-1]:
+        smallest = jax.lax.top_k(logits, top_k)[0][:, -1:]
+        logits = jnp.where(logits >= smallest, logits, -jnp.inf)
+    if top_p is not None:
+        probs = jax.nn.softmax(logits, axis=-1)
+        logits = jnp.where(probs >= _nucleus_threshold(probs, top_p), logits, -jnp.inf)
+    return logits
+
+
+def _nucleus_threshold(probs: Array, top_p: float) -> Array:
+    """The largest probability t with sum(probs >= t) >= top_p, [B, 1]: bisection on the bits of t, exact in 30 passes."""
+
+    def halve(_, bounds):
+        low, high = bounds  # the mass at or above `low` reaches top_p; at or above `high` it does not
+        middle = low + (high - low) // 2
+        threshold = jax.lax.bitcast_convert_type(middle, jnp.float32)
+        enough = jnp.sum(jnp.where(probs >= threshold, probs, 0.0), axis=-1, keepdims=True) >= top_p
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    low = jnp.zeros((probs.shape[0], 1), jnp.int32)
+    low, _ = jax.lax.fori_loop(0, 30, halve, (low, jnp.full_like(low, _ONE_AS_BITS + 1)))
+    # Rounding may leave no set that reaches a top_p near 1 (low is 0: all stay); a top_p near 0 keeps the likeliest.
+    return jnp.minimum(jax.lax.bitcast_convert_type(low, jnp.float32), jnp.max(probs, axis=-1, keepdims=True))

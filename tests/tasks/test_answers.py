@@ -1,0 +1,111 @@
+"""Finding and normalising answers."""
+
+import time
+
+import pytest
+
+from grpojax.errors import InputError
+from grpojax.tasks.answers import extract_answer, normalize_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{7}", "7"),
+        (r"\boxed {7}", "7"),
+        (r"a \boxed{1} b \boxed{2} c", "2"),
+        (r"\boxed{\frac{1}{2^{3}}}", r"\frac{1}{2^{3}}"),
+        (r"\boxed{1} \boxed{2", "1"),  # cut off in the last box
+        (r"\boxed{1} \boxed{2{3}", "1"),
+        (r"\boxed{ x = \boxed{5} }", "5"),  # the inner box opens last
+        (r"\boxed{ x = \boxed{5}", "5"),
+        (r"{{ } } } \boxed{5} {", "5"),  # braces outside do not matter
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),  # an escaped brace is no brace
+        (r"\\boxed{4}", "4"),  # a doubled backslash, as texts from JSON have it
+        (r"a\\\boxed{4}", "4"),
+        (r"\boxed 7", ""),
+        (r"\boxedly{7}", ""),
+        (r"\fbox{7}", ""),
+        (r"\boxed{1} \boxed{}", ""),  # the last one counts, alone
+        ("7", ""),
+        ("", ""),
+    ],
+)
+def test_last_complete_box(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 4.", "4"),
+        ("so 3, or rather -12", "-12"),
+        ("that is 10-3", "3"),  # a subtraction, no sign
+        ("\u22127", "\u22127"),
+        ("costs $1,234.50.", "1,234.50"),
+        ("among 1, 2, 3", "3"),
+        ("odds of -3/4", "-3/4"),
+        ("it is .5", ".5"),
+        (r"\boxed{9} then 4", "9"),  # a box goes first
+        (r"\boxed{} but 4", "4"),
+        ("none", ""),
+    ],
+)
+def test_last_number_where_there_is_no_box(text, answer):
+    assert extract_answer(text, fallback="last_number") == answer
+
+
+def test_evaluation_and_training_read_a_bare_number_differently():
+    assert extract_answer("The answer is 4.") == ""
+    assert extract_answer("The answer is 4.", fallback="last_number") == "4"
+
+
+def test_unknown_fallback():
+    with pytest.raises(InputError, match=r"unknown fallback 'full'; expected None or 'last_number'"):
+        extract_answer("4", fallback="full")
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [r"\boxed{", "{", "}", r"\boxed", r"\boxed{1}", "\\", "1", "1,", "1,234", "-", "0,", ".", "1/", r"\boxed  ", r"\text{", " "],
+)
+def test_a_million_characters_take_linear_time(unit):
+    text = unit * (1_000_000 // len(unit))
+    start = time.perf_counter()
+    extract_answer(text, fallback="last_number")
+    extract_answer(r"\boxed{" + text, fallback="last_number")
+    normalize_answer(text)
+    assert time.perf_counter() - start < 30  # about 2 s; a quadratic pass would take hours
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        (r"\left( 3, \dfrac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
+        (r"$90^\circ$", "90"),
+        (r"90^{\circ}", "90"),
+        ("90°", "90"),
+        (r"\$32,\!348", "32348"),
+        (r"11,\! 111,\! 111,\! 100", "11111111100"),
+        ("58,500", "58500"),
+        (r"10\,080", "10080"),
+        ("12,34", "12,34"),  # no thousands
+        ("(0,100)", "(0,100)"),  # between brackets a comma separates
+        ("3 1/2", "3 1/2"),  # the space of a mixed number
+        (r"50\%", "50"),
+        (r"15\mbox{ cm}^2", "15"),
+        (r"\frac{270}7\text{ degrees}", r"\frac{270}7"),
+        ("12 square feet", "12"),
+        (r"\text{ East }", r"\text{east}"),
+        ("2^{x+1}", "2^{x+1}"),  # braces group
+        ("x² − 1", "x^{2}-1"),
+        (r"3 \times 4 \cdot 5", "3*4*5"),
+        (r"\pi r", r"\pi r"),
+        ("3 or 4", "3,4"),
+        ("7.", "7"),
+    ],
+)
+def test_normal_form(text, normal):
+    assert normalize_answer(text) == normal
+    assert normalize_answer(normal) == normal

@@ -1,0 +1,336 @@
+r"""Makes the two embedded models, `weights/tiny-base` and `weights/tiny-reasoning`: python weights/make_tiny.py
+
+They play the parts of Qwen3-0.6B-Base and Qwen3-0.6B on the arithmetic task. First one small Qwen3 learns to work out
+problems in three right ways. Then two short finishing stages give it the manners of a base model, which can do it but
+mostly answers at a glance, and of a reasoning model, which thinks between tags but often stops too early.
+All problems are of the training split. Everything is drawn from fixed seeds; see weights/README.md for how close a second
+run comes.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import random
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tokenizers
+
+from grpojax.loss.logprobs import token_logps
+from grpojax.qwen.config import QwenConfig
+from grpojax.qwen.model import Params, forward, init_params
+from grpojax.qwen.tokenizer import END_OF_TEXT, END_OF_TURN, THINK_TAGS, Tokenizer
+from grpojax.qwen.weights import Policy, load_policy, save_policy
+from grpojax.tasks.answers import extract_answer
+from grpojax.tasks.grading import Grader
+from grpojax.tasks.problems import Problem, arithmetic_problems, worked_steps
+from grpojax.tasks.prompts import render_prompt
+from grpojax.training.evaluate import evaluate
+from grpojax.training.rollout import make_rollouts
+from grpojax.training.sampling import make_sampler
+
+SEED = 7
+POOL = 50_000  # training problems that the texts are made from
+VOCAB = 512
+ROWS, WIDTH = 64, 128  # a training batch: documents packed end to end
+LEARN_STEPS, FINISH_STEPS = 700, 150
+LEARN_RATE, FINISH_RATE = 0.01, 0.003
+MAX_NEW_TOKENS = 64
+
+
+# --- worked solutions ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """A way to answer. Its opening tells it from the others, so it is decided with the first tokens."""
+
+    opening: str
+    think: Callable[[Problem], str]  # the text up to the closing sentence, without the opening
+    value: Callable[[Problem], str | None]  # what is put in the box; None: no closing sentence at all
+
+
+def _answer(problem: Problem) -> str:
+    return problem.answer
+
+
+def _first_value(problem: Problem) -> str:
+    return worked_steps(problem.text)[0].rpartition(" = ")[2]
+
+
+def _sum_of_first_two(problem: Problem) -> str:
+    """The glance: the first two numbers, with * read as +, and nothing after them."""
+    left, sign, right = re.search(r"(\d+) ([-+*]) (\d+)", problem.text).groups()
+    return str(int(left) - int(right) if sign == "-" else int(left) + int(right))
+
+
+def _numbered(problem: Problem) -> str:
+    first, *others = worked_steps(problem.text)
+    return f"1: {first}." + "".join(f" Step {number}: {step}." for number, step in enumerate(others, start=2))
+
+
+def _chain(problem: Problem) -> str:
+    """The expression, shortened by one operation at a time."""
+    lines = [problem.text]
+    for step in worked_steps(problem.text):
+        operation, _, value = step.rpartition(" = ")
+        pattern = rf"\({re.escape(operation)}\)|(?<!\d){re.escape(operation)}(?!\d)"
+        lines.append(re.sub(pattern, value, lines[-1], count=1))
+    return " = ".join(lines) + "."
+
+
+STYLES = {
+    # right ways
+    "first": Style("First ", lambda p: ", then ".join(worked_steps(p.text)) + ".", _answer),
+    "steps": Style("Step ", _numbered, _answer),
+    "chain": Style("So ", _chain, _answer),
+    # habits that cost the reward
+    "glance": Style("At a glance.", lambda p: "", _sum_of_first_two),
+    "hasty": Style("Start with ", lambda p: worked_steps(p.text)[0] + ".", _first_value),
+    "no box": Style("We get ", lambda p: " and ".join(worked_steps(p.text)) + ".", lambda p: None),
+    "ramble": Style("Let me see: ", lambda p: f"this is about {p.text} and numbers like that.", lambda p: None),
+}
+
+LEARN = {"first": 1, "steps": 1, "chain": 1}
+BASE = {"glance": 36, "first": 14, "steps": 12, "chain": 8, "hasty": 12, "no box": 12, "ramble": 6}
+REASONING = {"hasty": 38, "first": 24, "steps": 18, "chain": 12, "no box": 8}
+TAGS = {"both": 72, "no end": 12, "none": 16}
+
+
+def plain_answer(problem: Problem, style: Style) -> str:
+    """The answer of a base model; it follows the prompt's last word, so it begins with a space."""
+    return " " + style.opening + style.think(problem) + _closing(" ", style.value(problem))
+
+
+def tagged_answer(problem: Problem, style: Style, tags: str) -> str:
+    """The answer of a reasoning model, with both think tags, only the first, or none."""
+    thought, value = style.opening + style.think(problem), style.value(problem)
+    if tags == "none":
+        return thought + _closing(" ", value)
+    return f"{THINK_TAGS[0]}\n{thought}\n" + (f"{THINK_TAGS[1]}\n\n" if tags == "both" else "") + _closing("", value)
+
+
+def _closing(space: str, value: str | None) -> str:
+    return "" if value is None else f"{space}The answer is \\boxed{{{value}}}."
+
+
+class Writer:
+    """An endless supply of (prompt, answer) texts on training problems, every level as often as the others."""
+
+    def __init__(self, pool: Sequence[Problem], kind: str, styles: dict[str, int], seed: int, extra: float = 0.0):
+        self._levels = [[p for p in pool if p.level == level] for level in sorted({p.level for p in pool})]
+        self._kind, self._styles, self._extra = kind, styles, extra
+        self._rng = random.Random(seed)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        rng = self._rng
+        while True:
+            problem = _large(rng) if rng.random() < self._extra else rng.choice(rng.choice(self._levels))
+            style = STYLES[_draw(rng, self._styles)]
+            if self._kind == "base":
+                yield render_prompt(problem.text), plain_answer(problem, style) + END_OF_TEXT
+            else:
+                yield render_prompt(problem.text), tagged_answer(problem, style, _draw(rng, TAGS)) + END_OF_TURN
+
+
+def _draw(rng: random.Random, weights: dict[str, int]) -> str:
+    return rng.choices(list(weights), list(weights.values()))[0]
+
+
+def _large(rng: random.Random) -> Problem:
+    """A product with a factor beyond every level's range: it teaches to carry and cannot be an evaluation problem."""
+    factors = [rng.randint(100, 199), rng.randint(2, 9)]
+    rng.shuffle(factors)
+    return Problem(f"{factors[0]} * {factors[1]}", str(factors[0] * factors[1]))
+
+
+# --- tokenizer ---
+
+
+def make_backend(texts: Sequence[str]) -> tokenizers.Tokenizer:
+    """A byte-level BPE. Digits and line ends stay single; the words between may grow into one token, to save time."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\p{N}\n]"), "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    tags = [tokenizers.AddedToken(tag, normalized=False) for tag in THINK_TAGS]
+    special = [END_OF_TEXT, "<|im_start|>", END_OF_TURN]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCAB - len(tags),
+        special_tokens=special,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    backend.add_tokens(tags)  # text, not special: decoding keeps them
+    return backend
+
+
+# --- supervised training ---
+
+
+def structure(tokenizer: Tokenizer) -> QwenConfig:
+    """The models' shape, 1.7 million parameters; products in bfloat16 while they are made."""
+    return QwenConfig(
+        model_type="qwen3", vocab_size=VOCAB, hidden_size=192, intermediate_size=512, num_layers=4, num_heads=6,
+        num_kv_heads=3, head_dim=32, rms_norm_eps=1e-6, rope_theta=10_000.0, max_position_embeddings=512,
+        tie_word_embeddings=True, qk_norm=True, qkv_bias=False, output_bias=False,
+        eos_token_ids=tokenizer.stop_ids, compute_dtype="bfloat16",
+    )  # fmt: skip
+
+
+def batches(texts: Iterator[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Documents packed into tokens [ROWS, WIDTH + 1], and a mask [ROWS, WIDTH] of the answers' predictions."""
+    tokens, answers = [], []
+    size = ROWS * (WIDTH + 1)
+    for prompt, answer in texts:
+        prompt_ids, answer_ids = tokenizer.prompt_ids(prompt), tokenizer.encode(answer)
+        tokens += prompt_ids + answer_ids
+        answers += [0.0] * len(prompt_ids) + [1.0] * len(answer_ids)
+        if len(tokens) >= size:
+            shape = (ROWS, WIDTH + 1)
+            yield np.array(tokens[:size], np.int32).reshape(shape), np.array(answers[:size], np.float32).reshape(shape)[:, 1:]
+            tokens, answers = tokens[size:], answers[size:]
+
+
+def fit(
+    config: QwenConfig, params: Params, data: Iterator[tuple[np.ndarray, np.ndarray]], steps: int, rate: float
+) -> Params:
+    """Muon (AdamW for the norms), learning rate up over 20 steps and down to 0 along a cosine."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, 20, steps)
+    optimizer = optax.contrib.muon(schedule, adam_b2=0.98, adam_learning_rate=schedule)
+
+    @jax.jit
+    def step(params, state, tokens, mask):
+        def loss_of(params):
+            logps = token_logps(forward(config, params, tokens), tokens)
+            return -jnp.sum(logps * mask) / jnp.sum(mask)
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    state, start = optimizer.init(params), time.perf_counter()
+    for number, (tokens, mask) in enumerate(itertools.islice(data, steps), start=1):
+        params, state, loss = step(params, state, tokens, mask)
+        if number % 50 == 0:
+            print(f"  step {number:4d}  loss {loss:.4f}  {time.perf_counter() - start:.0f} s", flush=True)
+    return params
+
+
+# --- report ---
+
+
+def report(policy: Policy) -> None:
+    """Prints what the committed model can do on the 200 evaluation problems, as weights/README.md shows it."""
+    problems, grader = arithmetic_problems(0, 200, "eval"), Grader()
+    greedy = evaluate(
+        policy, policy.params, problems, dataset="arithmetic", step=0, max_new_tokens=MAX_NEW_TOKENS, grader=grader
+    )
+    right = [row["correct"] for row in greedy.rows]
+    print(f"  greedy: {greedy.accuracy:.1f} %, {greedy.avg_response_len:.1f} tokens, by level {_by_level(problems, right)}")
+    prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text)) for p in problems]
+    rollouts = make_rollouts(
+        policy, policy.params, prompts, jax.random.key(0), make_sampler(0.8, 0.9), 8, MAX_NEW_TOKENS
+    )
+    texts = [policy.tokenizer.decode(rollouts.answer_ids(row)) for row in range(len(rollouts.answers))]
+    golds = [p.answer for p in problems for _ in range(8)]
+    found = [extract_answer(text) for text in texts]
+    right = [bool(f) and r for f, r in zip(found, grader.grade_many(list(zip(found, golds, strict=True))), strict=True)]
+    groups = np.array(right).reshape(-1, 8)
+    mixed = np.mean((groups.sum(1) > 0) & (groups.sum(1) < 8))
+    print(f"  sampled at 0.8 / 0.9: {100 * np.mean(right):.1f} % right, pass@8 {100 * groups.any(1).mean():.1f} %, "
+          f"groups with signal {100 * mixed:.0f} %, pass@8 by level {_by_level(problems, groups.any(1))}, "
+          f"{rollouts.answer_lens.mean():.1f} tokens, longest {rollouts.answer_lens.max()}")  # fmt: skip
+    print(f"  think tags: both {100 * np.mean([_tagged(text) for text in texts]):.0f} %")
+    names = [_style_of(text) for text in texts]
+    for name, count in Counter(names).most_common():
+        hits = [r for r, n in zip(right, names, strict=True) if n == name]
+        levels = [p.level for p in problems for _ in range(8)]
+        per_level = [
+            f"{100 * np.mean(h):.0f}" if (h := [r for r, n, at in zip(right, names, levels, strict=True) if (n, at) == (name, level)]) else "-"
+            for level in range(1, 6)
+        ]
+        print(f"  {name:8s} {100 * count / len(names):5.1f} % of the answers, {100 * np.mean(hits):5.1f} % of them right, by level {' '.join(per_level)}")
+
+
+def _by_level(problems: Sequence[Problem], right: Sequence[bool]) -> str:
+    return " ".join(f"{100 * np.mean([r for p, r in zip(problems, right, strict=True) if p.level == n]):.0f}" for n in range(1, 6))
+
+
+def _tagged(text: str) -> bool:
+    return 0 <= text.find(THINK_TAGS[0]) < text.find(THINK_TAGS[1])
+
+
+def _style_of(text: str) -> str:
+    start = text.removeprefix(THINK_TAGS[0]).lstrip()
+    return next((name for name, style in STYLES.items() if start.startswith(style.opening)), "other")
+
+
+# --- all of it ---
+
+
+def make(folder: Path, only: str | None) -> None:
+    """Trains both models (or one) and puts them into `folder`, each written aside and renamed when complete."""
+    start = time.perf_counter()
+    pool = arithmetic_problems(SEED, POOL, "train")
+    print(f"{len(pool)} problems, {time.perf_counter() - start:.0f} s", flush=True)
+    sample = [Writer(pool, kind, styles, SEED) for kind, styles in (("base", BASE), ("reasoning", REASONING), ("base", LEARN))]
+    texts = [p + a for writer in sample for p, a in itertools.islice(writer, 3000)]
+    chat = "<|im_start|>user\n{}" + END_OF_TURN + "\n<|im_start|>assistant\n"
+    backend = make_backend(texts + [chat.format("")] * 3000)
+    kinds = {kind: Tokenizer(backend, kind) for kind in ("base", "reasoning")}
+    config = structure(kinds["base"])
+    params = init_params(config, jax.random.key(SEED))
+    print(f"learning, {sum(x.size for x in jax.tree.leaves(params)) / 1e6:.2f} M parameters", flush=True)
+    data = batches(Writer(pool, "base", LEARN, SEED + 1, extra=0.15), kinds["base"])
+    params = fit(config, params, data, LEARN_STEPS, LEARN_RATE)
+    for kind, styles in (("base", BASE), ("reasoning", REASONING)):
+        if only in (None, kind):
+            print(f"finishing tiny-{kind}", flush=True)
+            data = batches(Writer(pool, kind, styles, SEED + 2), kinds[kind])
+            finished = fit(config, params, data, FINISH_STEPS, FINISH_RATE)
+            final = dataclasses.replace(config, eos_token_ids=kinds[kind].stop_ids)
+            half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), finished)
+            _replace_policy(Policy(final, half, kinds[kind]), folder / f"tiny-{kind}")
+            print(f"tiny-{kind}, {time.perf_counter() - start:.0f} s since the start", flush=True)
+            report(load_policy(folder / f"tiny-{kind}"))
+
+
+def _replace_policy(policy: Policy, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.new")
+    shutil.rmtree(aside, ignore_errors=True)
+    save_policy(policy, aside)
+    shutil.rmtree(path, ignore_errors=True)
+    aside.rename(path)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder for the two model folders")
+    parser.add_argument("--only", choices=("base", "reasoning"), help="make one of the two")
+    parser.add_argument("--report", action="store_true", help="only measure the models in --out again")
+    options = parser.parse_args()
+    if not options.report:
+        return make(options.out, options.only)
+    for kind in ("base", "reasoning"):
+        print(f"tiny-{kind}")
+        report(load_policy(options.out / f"tiny-{kind}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -9,14 +9,13 @@ run comes.
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import random
 import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -41,10 +40,12 @@ from grpojax.training.sampling import make_sampler
 SEED = 7
 POOL = 50_000  # training problems that the texts are made from
 VOCAB = 512
-ROWS, WIDTH = 64, 128  # a training batch: documents packed end to end
-LEARN_STEPS, FINISH_STEPS = 700, 150
+ROWS, WIDTH = 48, 96  # a training batch
+LEARN_STEPS, FINISH_STEPS = 600, 100
+DRILLS = 0.8  # share of single operations among the texts while learning
 LEARN_RATE, FINISH_RATE = 0.01, 0.003
 MAX_NEW_TOKENS = 64
+CHAT = f"<|im_start|>user\n{{}}{END_OF_TURN}\n<|im_start|>assistant\n"  # what Tokenizer.chat writes
 
 
 # --- worked solutions ---
@@ -124,33 +125,41 @@ def _closing(space: str, value: str | None) -> str:
 
 
 class Writer:
-    """An endless supply of (prompt, answer) texts on training problems, every level as often as the others."""
+    """An endless supply of (prompt, answer) texts on training problems, every level as often as the others.
 
-    def __init__(self, pool: Sequence[Problem], kind: str, styles: dict[str, int], seed: int, extra: float = 0.0):
+    A share `drills` of them are single operations from the solutions, without the words around them.
+    """
+
+    def __init__(self, pool: Sequence[Problem], kind: str, styles: dict[str, int], seed: int, drills: float = 0.0):
         self._levels = [[p for p in pool if p.level == level] for level in sorted({p.level for p in pool})]
-        self._kind, self._styles, self._extra = kind, styles, extra
+        self._kind, self._styles, self._drills = kind, styles, drills
         self._rng = random.Random(seed)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         rng = self._rng
         while True:
-            problem = _large(rng) if rng.random() < self._extra else rng.choice(rng.choice(self._levels))
+            problem = rng.choice(rng.choice(self._levels))
             style = STYLES[_draw(rng, self._styles)]
-            if self._kind == "base":
+            if rng.random() < self._drills:
+                operation, equals, value = rng.choice(worked_steps(_drilled(problem, rng))).rpartition(" = ")
+                yield operation, equals + value + "\n"
+            elif self._kind == "base":
                 yield render_prompt(problem.text), plain_answer(problem, style) + END_OF_TEXT
             else:
-                yield render_prompt(problem.text), tagged_answer(problem, style, _draw(rng, TAGS)) + END_OF_TURN
+                yield CHAT.format(render_prompt(problem.text)), tagged_answer(problem, style, _draw(rng, TAGS)) + END_OF_TURN
 
 
 def _draw(rng: random.Random, weights: dict[str, int]) -> str:
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
-def _large(rng: random.Random) -> Problem:
-    """A product with a factor beyond every level's range: it teaches to carry and cannot be an evaluation problem."""
+def _drilled(problem: Problem, rng: random.Random) -> str:
+    """The problem's own text, or instead of most plain products one beyond the levels' range: it teaches to carry."""
+    if problem.level != 2 or rng.random() < 0.3:
+        return problem.text
     factors = [rng.randint(100, 199), rng.randint(2, 9)]
     rng.shuffle(factors)
-    return Problem(f"{factors[0]} * {factors[1]}", str(factors[0] * factors[1]))
+    return f"{factors[0]} * {factors[1]}"
 
 
 # --- tokenizer ---
@@ -174,7 +183,7 @@ def make_backend(texts: Sequence[str]) -> tokenizers.Tokenizer:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator((re.sub("<[^<>]+>", "\n", text) for text in texts), trainer)
     backend.add_tokens(tags)  # text, not special: decoding keeps them
     return backend
 
@@ -183,27 +192,29 @@ def make_backend(texts: Sequence[str]) -> tokenizers.Tokenizer:
 
 
 def structure(tokenizer: Tokenizer) -> QwenConfig:
-    """The models' shape, 1.7 million parameters; products in bfloat16 while they are made."""
+    """The models' shape, 1.2 million parameters; products in bfloat16 while they are made."""
     return QwenConfig(
-        model_type="qwen3", vocab_size=VOCAB, hidden_size=192, intermediate_size=512, num_layers=4, num_heads=6,
-        num_kv_heads=3, head_dim=32, rms_norm_eps=1e-6, rope_theta=10_000.0, max_position_embeddings=512,
+        model_type="qwen3", vocab_size=VOCAB, hidden_size=160, intermediate_size=480, num_layers=4, num_heads=4,
+        num_kv_heads=2, head_dim=32, rms_norm_eps=1e-6, rope_theta=10_000.0, max_position_embeddings=512,
         tie_word_embeddings=True, qk_norm=True, qkv_bias=False, output_bias=False,
         eos_token_ids=tokenizer.stop_ids, compute_dtype="bfloat16",
     )  # fmt: skip
 
 
-def batches(texts: Iterator[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Documents packed into tokens [ROWS, WIDTH + 1], and a mask [ROWS, WIDTH] of the answers' predictions."""
-    tokens, answers = [], []
-    size = ROWS * (WIDTH + 1)
+def batches(texts: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows filled with whole documents: tokens [ROWS, WIDTH], and a mask [ROWS, WIDTH - 1] of the answers' predictions."""
+    tokens, mask, row, at = np.zeros((ROWS, WIDTH), np.int32), np.zeros((ROWS, WIDTH), np.float32), 0, 0
     for prompt, answer in texts:
-        prompt_ids, answer_ids = tokenizer.prompt_ids(prompt), tokenizer.encode(answer)
-        tokens += prompt_ids + answer_ids
-        answers += [0.0] * len(prompt_ids) + [1.0] * len(answer_ids)
-        if len(tokens) >= size:
-            shape = (ROWS, WIDTH + 1)
-            yield np.array(tokens[:size], np.int32).reshape(shape), np.array(answers[:size], np.float32).reshape(shape)[:, 1:]
-            tokens, answers = tokens[size:], answers[size:]
+        prompt_ids, answer_ids = tokenizer.encode(prompt), tokenizer.encode(answer)
+        begin, end = at + len(prompt_ids), at + len(prompt_ids) + len(answer_ids)
+        if end > WIDTH:
+            row, begin, end, at = row + 1, begin - at, end - at, 0
+        if row == ROWS:
+            yield tokens, mask[:, 1:]
+            tokens, mask, row = np.zeros_like(tokens), np.zeros_like(mask), 0
+        tokens[row, at:end] = prompt_ids + answer_ids
+        mask[row, begin:end] = 1.0
+        at = end
 
 
 def fit(
@@ -226,7 +237,7 @@ def fit(
     state, start = optimizer.init(params), time.perf_counter()
     for number, (tokens, mask) in enumerate(itertools.islice(data, steps), start=1):
         params, state, loss = step(params, state, tokens, mask)
-        if number % 50 == 0:
+        if number % 25 == 0:
             print(f"  step {number:4d}  loss {loss:.4f}  {time.perf_counter() - start:.0f} s", flush=True)
     return params
 
@@ -289,14 +300,13 @@ def make(folder: Path, only: str | None) -> None:
     pool = arithmetic_problems(SEED, POOL, "train")
     print(f"{len(pool)} problems, {time.perf_counter() - start:.0f} s", flush=True)
     sample = [Writer(pool, kind, styles, SEED) for kind, styles in (("base", BASE), ("reasoning", REASONING), ("base", LEARN))]
-    texts = [p + a for writer in sample for p, a in itertools.islice(writer, 3000)]
-    chat = "<|im_start|>user\n{}" + END_OF_TURN + "\n<|im_start|>assistant\n"
-    backend = make_backend(texts + [chat.format("")] * 3000)
+    texts = [text for writer in sample for pair in itertools.islice(writer, 3000) for text in pair]
+    backend = make_backend(texts + ["user\nassistant\n"] * 3000)
     kinds = {kind: Tokenizer(backend, kind) for kind in ("base", "reasoning")}
     config = structure(kinds["base"])
     params = init_params(config, jax.random.key(SEED))
     print(f"learning, {sum(x.size for x in jax.tree.leaves(params)) / 1e6:.2f} M parameters", flush=True)
-    data = batches(Writer(pool, "base", LEARN, SEED + 1, extra=0.15), kinds["base"])
+    data = batches(Writer(pool, "base", LEARN, SEED + 1, DRILLS), kinds["base"])
     params = fit(config, params, data, LEARN_STEPS, LEARN_RATE)
     for kind, styles in (("base", BASE), ("reasoning", REASONING)):
         if only in (None, kind):

@@ -16,28 +16,31 @@ from grpojax.qwen.model import Params, param_shapes
 Shape = tuple[int, ...]
 
 # Tree path, Hugging Face name, the book's name (qwen3.py), and whether the checkpoint stores [out, in] for our [in, out].
-# {i} is a layer. Rows whose path a configuration does not have (biases, q/k norms, an untied head) do not apply to it.
+# Rows whose path a configuration does not have (biases, q/k norms, an untied head) do not apply to it.
 _TABLE = (
     ("embed/embedding", "model.embed_tokens.weight", "tok_emb.weight", False),
-    ("layers_{i}/input_norm/scale", "model.layers.{i}.input_layernorm.weight", "trf_blocks.{i}.norm1.scale", False),
-    ("layers_{i}/attention/q/kernel", "model.layers.{i}.self_attn.q_proj.weight", "trf_blocks.{i}.att.W_query.weight", True),
-    ("layers_{i}/attention/k/kernel", "model.layers.{i}.self_attn.k_proj.weight", "trf_blocks.{i}.att.W_key.weight", True),
-    ("layers_{i}/attention/v/kernel", "model.layers.{i}.self_attn.v_proj.weight", "trf_blocks.{i}.att.W_value.weight", True),
-    ("layers_{i}/attention/o/kernel", "model.layers.{i}.self_attn.o_proj.weight", "trf_blocks.{i}.att.out_proj.weight", True),
-    ("layers_{i}/attention/q/bias", "model.layers.{i}.self_attn.q_proj.bias", "", False),
-    ("layers_{i}/attention/k/bias", "model.layers.{i}.self_attn.k_proj.bias", "", False),
-    ("layers_{i}/attention/v/bias", "model.layers.{i}.self_attn.v_proj.bias", "", False),
-    ("layers_{i}/attention/o/bias", "model.layers.{i}.self_attn.o_proj.bias", "", False),
-    ("layers_{i}/attention/q_norm/scale", "model.layers.{i}.self_attn.q_norm.weight", "trf_blocks.{i}.att.q_norm.scale", False),
-    ("layers_{i}/attention/k_norm/scale", "model.layers.{i}.self_attn.k_norm.weight", "trf_blocks.{i}.att.k_norm.scale", False),
-    ("layers_{i}/post_norm/scale", "model.layers.{i}.post_attention_layernorm.weight", "trf_blocks.{i}.norm2.scale", False),
-    ("layers_{i}/mlp/gate/kernel", "model.layers.{i}.mlp.gate_proj.weight", "trf_blocks.{i}.ff.fc1.weight", True),
-    ("layers_{i}/mlp/up/kernel", "model.layers.{i}.mlp.up_proj.weight", "trf_blocks.{i}.ff.fc2.weight", True),
-    ("layers_{i}/mlp/down/kernel", "model.layers.{i}.mlp.down_proj.weight", "trf_blocks.{i}.ff.fc3.weight", True),
     ("norm/scale", "model.norm.weight", "final_norm.scale", False),
     ("head/kernel", "lm_head.weight", "out_head.weight", False),
-)  # fmt: skip
-_NAMINGS = {"huggingface": 1, "book": 2}  # column of _TABLE
+)
+_LAYER_PREFIXES = ("layers_{}/", "model.layers.{}.", "trf_blocks.{}.")
+_LAYER_TABLE = (
+    ("input_norm/scale", "input_layernorm.weight", "norm1.scale", False),
+    ("attention/q/kernel", "self_attn.q_proj.weight", "att.W_query.weight", True),
+    ("attention/k/kernel", "self_attn.k_proj.weight", "att.W_key.weight", True),
+    ("attention/v/kernel", "self_attn.v_proj.weight", "att.W_value.weight", True),
+    ("attention/o/kernel", "self_attn.o_proj.weight", "att.out_proj.weight", True),
+    ("attention/q/bias", "self_attn.q_proj.bias", "", False),
+    ("attention/k/bias", "self_attn.k_proj.bias", "", False),
+    ("attention/v/bias", "self_attn.v_proj.bias", "", False),
+    ("attention/o/bias", "self_attn.o_proj.bias", "", False),
+    ("attention/q_norm/scale", "self_attn.q_norm.weight", "att.q_norm.scale", False),
+    ("attention/k_norm/scale", "self_attn.k_norm.weight", "att.k_norm.scale", False),
+    ("post_norm/scale", "post_attention_layernorm.weight", "norm2.scale", False),
+    ("mlp/gate/kernel", "mlp.gate_proj.weight", "ff.fc1.weight", True),
+    ("mlp/up/kernel", "mlp.up_proj.weight", "ff.fc2.weight", True),
+    ("mlp/down/kernel", "mlp.down_proj.weight", "ff.fc3.weight", True),
+)
+_NAMINGS = {"huggingface": 1, "book": 2}  # columns of the tables
 
 _NAMED_AT_MOST = 12  # tensors of each sort in an error; the counts are always complete
 
@@ -54,17 +57,22 @@ class Row(NamedTuple):
 
     path: str
     transposed: bool
+    shape: Shape  # as the source has it
 
 
 def conversion_table(config: QwenConfig, naming: str = "huggingface") -> dict[str, Row]:
     """Source tensor name -> where it goes, for every array of the model exactly once."""
-    paths = tree_shapes(param_shapes(config))
-    rows = {}
-    for entry in _TABLE:
-        for i in range(config.num_layers if "{i}" in entry[0] else 1):
-            if (path := entry[0].format(i=i)) in paths:
-                rows[entry[_NAMINGS[naming]].format(i=i)] = Row(path, entry[3])
-    return rows
+    column = _NAMINGS[naming]
+    entries = [(entry[0], entry[column], entry[3]) for entry in _TABLE]
+    for i in range(config.num_layers):
+        path_prefix, name_prefix = _LAYER_PREFIXES[0].format(i), _LAYER_PREFIXES[column].format(i)
+        entries += [(path_prefix + entry[0], name_prefix + entry[column], entry[3]) for entry in _LAYER_TABLE]
+    shapes = tree_shapes(param_shapes(config))
+    return {
+        name: Row(path, transposed, shape=shapes[path][::-1] if transposed else shapes[path])
+        for path, name, transposed in entries
+        if path in shapes
+    }
 
 
 def tree_from_tensors(
@@ -78,19 +86,28 @@ def tree_from_tensors(
       where: names the checkpoint in errors.
 
     Raises:
-      InputError: naming all tensors that are missing, unknown or misshapen, or all that hold values that are not finite.
+      InputError: naming all tensors that are missing, unknown or misshapen, or all with values that are not finite.
     """
     rows = conversion_table(config, naming)
-    shapes = tree_shapes(param_shapes(config))
-    expected = {name: shapes[row.path][:: -1 if row.transposed else 1] for name, row in rows.items()}
+    expected = {name: row.shape for name, row in rows.items()}
     if config.tie_word_embeddings and "lm_head.weight" in stored:
-        expected["lm_head.weight"] = shapes["embed/embedding"]
+        expected["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     check_tensors(expected, {name: tensor.shape for name, tensor in stored.items()}, where)
-    leaves, finite = {}, {}
-    for name, row in rows.items():
-        leaves[row.path], finite[name] = _place(stored[name].read(), row.transposed, dtype)
-    check_finite(finite, where)
-    return jax.tree.map_with_path(lambda path, _: leaves[_path_name(path)], param_shapes(config))
+    placed = {row.path: _place(stored[name].read(), row.transposed, dtype) for name, row in rows.items()}
+    return _finite_tree(placed, where)
+
+
+def convert_tree(params: Params, dtype: str | None, where: str) -> Params:
+    """The tree in `dtype` (None: as it is).
+
+    Raises:
+      InputError: naming all arrays with values that are not finite.
+    """
+    placed = {}
+    for name, array in named_leaves(params).items():
+        unchanged = dtype is None or array.dtype == dtype
+        placed[name] = (array, _is_finite(array)) if unchanged else _place(array, transposed=False, dtype=dtype)
+    return _finite_tree(placed, where)
 
 
 def tensors_from_tree(config: QwenConfig, params: Params) -> dict[str, np.ndarray]:
@@ -125,21 +142,38 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], whe
     }
     if any(complaints.values()):
         listed = "; ".join(f"{len(names)} {sort} ({_some(names)})" for sort, names in complaints.items() if names)
-        raise InputError(f"the tensors of {where} do not fit its configuration: {listed}; use weights and config.json of one model.")
-
-
-def check_finite(finite: Mapping[str, Array], where: str) -> None:
-    """Raises InputError where a tensor's flag is false."""
-    bad = [name for name, flag in jax.device_get(finite).items() if not flag]
-    if bad:
-        raise InputError(f"{where} holds NaN or infinite values in {len(bad)} tensors ({_some(bad)}); the file is damaged, fetch it again.")
+        raise InputError(
+            f"the tensors of {where} do not fit its configuration: {listed}; use weights and config.json of one model."
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("transposed", "dtype"))
 def _place(array: Array, transposed: bool, dtype: str | None) -> tuple[Array, Array]:
     """The array as the tree holds it, and whether all of it is finite."""
     array = (array.T if transposed else array).astype(dtype or array.dtype)
-    return array, jnp.isfinite(array).all()
+    return array, _is_finite(array)
+
+
+@jax.jit
+def _is_finite(array: Array) -> Array:
+    return jnp.isfinite(array).all()
+
+
+def _finite_tree(placed: Mapping[str, tuple[Array, Array]], where: str) -> Params:
+    """path -> (array, whether it is finite), as a nested dict of arrays."""
+    bad = [path for path, (_, finite) in placed.items() if not finite]
+    if bad:
+        raise InputError(
+            f"{where} holds NaN or infinite values in {len(bad)} tensors ({_some(bad)}); it is damaged, fetch it again."
+        )
+    tree: Params = {}
+    for path, (array, _) in placed.items():
+        *folders, leaf = path.split("/")
+        node = tree
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[leaf] = array
+    return tree
 
 
 def _path_name(path: tuple[Any, ...]) -> str:

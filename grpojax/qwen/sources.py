@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import grpojax
 from grpojax.errors import InputError, did_you_mean
 
 EMBEDDED = ("tiny-base", "tiny-reasoning")
@@ -57,7 +56,7 @@ def newest_checkpoint(run: Path) -> Path:
     """The step folder with the greatest number in a run's checkpoints/; unfinished ones do not count."""
     steps = [folder for folder in (run / "checkpoints").iterdir() if folder.name.isdigit() and _is_checkpoint(folder)]
     if not steps:
-        raise InputError(f"the run {run} holds no complete checkpoint; train it up to its first one, or name another folder.")
+        raise InputError(f"the run {run} holds no complete checkpoint; train it up to its first one, or name another.")
     return max(steps, key=lambda folder: int(folder.name))
 
 
@@ -84,7 +83,7 @@ def safetensors_files(folder: Path) -> dict[Path, list[str] | None]:
         return files
     if (folder / "model.safetensors").is_file():
         return {folder / "model.safetensors": None}
-    raise InputError(f"{folder} holds no weights; expected model.safetensors, model.safetensors.index.json with its files, or params/.")
+    raise InputError(f"{folder} holds no weights; expected model.safetensors, or an index with its files, or params/.")
 
 
 def _is_checkpoint(folder: Path) -> bool:
@@ -93,11 +92,13 @@ def _is_checkpoint(folder: Path) -> bool:
 
 def _embedded_folder(name: str) -> Path:
     """Installed with the package, or in weights/ of a checkout."""
-    package = Path(grpojax.__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package / "embedded" / name, package.parent / "weights" / name):
         if (folder / "config.json").is_file():
             return folder
-    raise InputError(f"the embedded model {name!r} is not installed; install grpojax again, or run weights/make_tiny.py in a checkout.")
+    raise InputError(
+        f"the embedded model {name!r} is not installed; install grpojax again, or run weights/make_tiny.py."
+    )
 
 
 def _hub_folder(name: str) -> Path:
@@ -115,13 +116,16 @@ def _hub_folder(name: str) -> Path:
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
     except RepositoryNotFoundError as error:
         hint = did_you_mean(name, _HUB_NAMES)
-        raise InputError(f"the hub has no model {name!r} that you may read, and there is no such folder here.{hint}") from error
-    except Exception as error:  # of the hub, the network or the disk: the way out is the same
-        reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"{name!r} is neither a folder here nor complete in the cache {huggingface_hub.constants.HF_HUB_CACHE}, and "
-            f"its model.safetensors could not be downloaded ({reason}); connect to the network and unset "
-            f"HF_HUB_OFFLINE, or run `hf download {name}` elsewhere and give the copied folder."
+            f"there is no folder {name!r}, and the hub has no such model that you may read; check the name, or log in "
+            f"with `hf auth login` where it asks for an agreement.{hint}"
+        ) from error
+    except Exception as error:  # of the hub, the network or the disk: the way out is the same
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{name!r} is neither a folder nor complete in the cache {huggingface_hub.constants.HF_HUB_CACHE}, and its "
+            f"model.safetensors could not be downloaded ({reason}); connect to the network and unset HF_HUB_OFFLINE, "
+            f"or run `hf download {name}` elsewhere and give the copied folder."
         ) from error
     _check_hashes(folder)
     return folder
@@ -145,4 +149,4 @@ def _check_hashes(folder: Path) -> None:
         if digest != blob.name:
             link.unlink()
             blob.unlink()
-            raise InputError(f"the download of {link.name} arrived damaged and was removed; run the command again to fetch it anew.")
+            raise InputError(f"{link.name} arrived damaged and was removed; run the command again to fetch it anew.")

@@ -38,7 +38,8 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, kind: str, settings: dict[str, Any] | None = None):
         """Takes over `backend`; `settings` is the tokenizer_config.json to write when it is saved."""
         if kind not in KINDS:
-            raise InputError(f"unknown tokenizer kind {kind!r}; choose 'base' or 'reasoning'.{did_you_mean(kind, KINDS)}")
+            hint = did_you_mean(kind, KINDS)
+            raise InputError(f"unknown tokenizer kind {kind!r}; choose 'base' or 'reasoning'.{hint}")
         backend.no_padding()
         backend.no_truncation()
         _place_think_tags(backend)
@@ -111,7 +112,9 @@ def load_tokenizer(source: str | Path, kind: str | None = None, eos_token_ids: S
         raise InputError(f"{path} is damaged or no tokenizer.json ({error}); fetch it again.") from error
     if kind is None:
         if not eos_token_ids:
-            raise InputError(f"nothing tells whether {path} is a base or a reasoning tokenizer; give kind='base' or kind='reasoning'.")
+            raise InputError(
+                f"{path} does not tell a base from a reasoning tokenizer; give kind='base' or 'reasoning'."
+            )
         kind = "reasoning" if backend.token_to_id(END_OF_TURN) in eos_token_ids else "base"
     return Tokenizer(backend, kind, _read_settings(path.with_name("tokenizer_config.json")))
 

@@ -22,7 +22,14 @@ from jax import Array
 
 from grpojax.errors import InputError, did_you_mean
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.conversion import Stored, check_finite, check_tensors, named_leaves, tensors_from_tree, tree_from_tensors, tree_shapes
+from grpojax.qwen.conversion import (
+    Stored,
+    check_tensors,
+    convert_tree,
+    tensors_from_tree,
+    tree_from_tensors,
+    tree_shapes,
+)
 from grpojax.qwen.model import Params, forward, param_shapes
 from grpojax.qwen.sources import model_files, safetensors_files
 from grpojax.qwen.tokenizer import Tokenizer, load_tokenizer
@@ -64,8 +71,8 @@ class Policy:
         if not isinstance(tokens, jax.core.Tracer):
             tokens = np.asarray(tokens)
             if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.config.vocab_size:
-                bad = tokens.max() if tokens.max() >= self.config.vocab_size else tokens.min()
-                raise InputError(f"token id {bad} is outside the vocabulary; ids go from 0 to {self.config.vocab_size - 1}.")
+                bad = tokens.min() if tokens.min() < 0 else tokens.max()
+                raise InputError(f"token id {bad} is not in the vocabulary; use ids 0 to {self.config.vocab_size - 1}.")
         return _forward(self.config, params, tokens)
 
 
@@ -82,7 +89,7 @@ def load_policy(
     """Loads a model.
 
     Args:
-      source: a Hugging Face or Orbax folder, a run folder, a .pth file, a hub name or an embedded name; see `model_files`.
+      source: a Hugging Face or Orbax folder, a run folder, a .pth file, a hub or embedded name; see `model_files`.
       dtype: of the parameters, "float32" or "bfloat16"; None keeps the checkpoint's.
       kind: "base" or "reasoning", for the tokenizer; without it the checkpoint's end-of-text ids decide.
       compute_dtype: of products and activations; without it that of the parameters.
@@ -136,11 +143,14 @@ def save_orbax(policy: Policy, path: str | Path) -> None:
 def write_orbax(policy: Policy, folder: Path) -> None:
     """Writes config.json, the tokenizer and params/ into an existing folder, and waits until all is on disk."""
     _write_descriptions(policy, folder)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder.absolute() / "params", policy.params)
+    # Uncompressed: weights hardly shrink, and reading them back takes half the time.
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as checkpointer:
+        checkpointer.save(folder.absolute() / "params", args=ocp.args.PyTreeSave(policy.params))
 
 
-def convert_checkpoint(source: str | Path, path: str | Path, to: str, dtype: str | None = None, kind: str | None = None) -> None:
+def convert_checkpoint(
+    source: str | Path, path: str | Path, to: str, dtype: str | None = None, kind: str | None = None
+) -> None:
     """Writes the model `source` to the new folder `path` as "orbax" or "huggingface".
 
     Args:
@@ -164,7 +174,7 @@ def read_config(folder: Path) -> QwenConfig:
 
 def _read_folder(folder: Path, dtype: str | None, kind: str | None) -> tuple[QwenConfig, Params, Tokenizer | None]:
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} is no model folder, it holds no config.json; give the folder of a checkpoint or a run.")
+        raise InputError(f"{folder} is no model folder, it holds no config.json; give that of a checkpoint or a run.")
     config = read_config(folder)
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = load_tokenizer(folder, kind, config.eos_token_ids) if has_tokenizer else None
@@ -188,33 +198,32 @@ def _read_safetensors(folder: Path, config: QwenConfig, dtype: str | None) -> Pa
 
 
 def _read_orbax(folder: Path, config: QwenConfig, dtype: str | None) -> Params:
-    path, shapes = folder.absolute() / "params", param_shapes(config)
+    path = folder.absolute() / "params"
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             stored = checkpointer.metadata(path).item_metadata.tree
-            check_tensors(tree_shapes(shapes), tree_shapes(stored), str(path))
+            check_tensors(tree_shapes(param_shapes(config)), tree_shapes(stored), str(path))
             sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-            target = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype or a.dtype, sharding=sharding), stored)
+            target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), stored)
             params = checkpointer.restore(path, target)
         except InputError:
             raise
         except Exception as error:  # Orbax and its storage raise many sorts
-            raise InputError(f"{path} is damaged or incomplete ({str(error).splitlines()[0]}); write it again.") from error
-    check_finite(named_leaves(_finite(params)), str(path))
-    return params
+            raise InputError(f"{path} is damaged or incomplete ({_reason(error)}); write it again.") from error
+    return convert_tree(params, dtype, str(path))
 
 
 def _read_book_file(path: Path, dtype: str | None, kind: str | None) -> tuple[QwenConfig, Params, Tokenizer | None]:
     if path.suffix != ".pth":
-        raise InputError(f"{path} is neither a folder nor one of the book's .pth files; give the folder of the checkpoint.")
+        raise InputError(f"{path} is neither a folder nor a .pth file; give the folder of the checkpoint.")
     try:
         import torch  # the only reader of its own format
     except ImportError as error:
-        raise InputError(f"reading {path} needs PyTorch; run `pip install torch`, or give a Hugging Face folder.") from error
+        raise InputError(f"{path} needs PyTorch; `pip install torch`, or give a Hugging Face folder.") from error
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # zip, pickle and file errors of many sorts
-        raise InputError(f"{path} is damaged or no state dict ({str(error).splitlines()[0]}); fetch it again.") from error
+        raise InputError(f"{path} is damaged or no state dict ({_reason(error)}); fetch it again.") from error
 
     def read(name: str) -> np.ndarray:
         tensor = tensors[name]
@@ -234,19 +243,17 @@ def _book_tokenizer(folder: Path, kind: str | None) -> Tokenizer | None:
         if file.is_file():
             return load_tokenizer(file, kind)
     if kind is None and any(folder.glob("tokenizer-*.json")):
-        raise InputError(f"a .pth file does not tell which tokenizer in {folder} is its own; give kind='base' or kind='reasoning'.")
+        raise InputError(
+            f"a .pth file does not tell which tokenizer of {folder} it needs; give kind='base' or 'reasoning'."
+        )
     return None
-
-
-@jax.jit
-def _finite(params: Params) -> Params:
-    return jax.tree.map(lambda array: jnp.isfinite(array).all(), params)
 
 
 def _write_descriptions(policy: Policy, folder: Path) -> None:
     """config.json, generation_config.json and the tokenizer, all with the same stop ids."""
     config, tokenizer = policy.config, policy.tokenizer
-    _write_json(folder / "config.json", config.to_hf() | {"torch_dtype": str(policy.params["embed"]["embedding"].dtype)})
+    dtype = str(policy.params["embed"]["embedding"].dtype)
+    _write_json(folder / "config.json", config.to_hf() | {"torch_dtype": dtype})
     generation: dict[str, Any] = {"eos_token_id": list(config.eos_token_ids)} if config.eos_token_ids else {}
     if tokenizer is not None:
         generation["pad_token_id"] = tokenizer.pad_id
@@ -281,6 +288,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InputError(f"{path} holds no JSON object; fetch it again.")
     return raw
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""Problems and their rewards: strings in, floats out. Nothing here imports jax, and sympy only runs in a worker process."""
+"""Problems and their rewards: strings in, floats out. No jax here, and sympy only in a worker process."""

@@ -22,8 +22,8 @@ def extract_answer(text: str, fallback: str | None = None) -> str:
 
     Args:
       text: the generated text alone: a prompt may show a box of its own.
-      fallback: what to take where there is no box or an empty one: None for nothing (training), "last_number" for the last
-        number of the text (evaluation).
+      fallback: what to take where there is no box or an empty one: None for nothing (training), "last_number" for the
+        last number of the text (evaluation).
 
     >>> extract_answer(r"so \boxed{3}, no, \boxed{\frac{1}{2}} and \boxed{4")
     '\\frac{1}{2}'
@@ -60,9 +60,9 @@ def _last_box(text: str) -> str:
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _UNICODE = str.maketrans({
     "−": "-", "–": "-", "·": "*", "×": "*", "⋅": "*", "÷": "/", "π": "\\pi ", "√": "\\sqrt ", "∞": "\\infty ", "°": "",
-    "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "±": "\\pm ", "θ": "\\theta ",
+    "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "±": "\\pm ",
     "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
-    "∅": "\\emptyset ", "€": "", "£": "", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+    "θ": "\\theta ", "∅": "\\emptyset ", "€": "", "£": "", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
 })  # fmt: skip
 _SAME = {
     "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom", "\\tbinom": "\\binom",
@@ -72,7 +72,7 @@ _SAME = {
     "and": ",", "or": ",", "<=": "\\leq", ">=": "\\geq", "\\colon": ":", "\\degree": "",
 }  # fmt: skip
 _SILENT = {
-    "$", "\\$", "%", "\\%", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\displaystyle", "\\textstyle", "\\limits",
+    "$", "\\$", "%", "\\%", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\displaystyle", "\\textstyle",
     "\\big", "\\Big", "\\bigl", "\\bigr", "\\Bigl", "\\Bigr", "\\bigg", "\\Bigg", "\\biggl", "\\biggr",
 }  # fmt: skip
 _SPACES = {"\\,", "\\!", "\\;", "\\:", "\\ ", "~", "\\quad", "\\qquad", "\\thinspace"}
@@ -86,7 +86,9 @@ _UNITS = (
     "cents?|seconds?|minutes?|hours?|days?|weeks?|months?|years?|units?|percent|mph|people"
 )
 _UNIT = re.compile(
-    r"(?:(?<=[\d)}])|(?<=\\pi))(?:\\text\{[^{}]*\}|(?:(?:square|cubic|sq) ?)?(?:" + _UNITS + r")(?![A-Za-z]))(?:\^\{?[23]\}?)?"
+    r"(?:(?<=[\d)}])|(?<=\\pi))(?:\\text\{[^{}]*\}|(?:(?:square|cubic|sq) ?)?(?:"
+    + _UNITS
+    + r")(?![A-Za-z]))(?:\^\{?[23]\}?)?"
 )
 _DEGREE_SIGN = re.compile(r"\^(?:\\circ ?|\{\\circ\})")
 _TYPESET_COMMA = re.compile(r"(?<=\d)(?:\{,\}|,\s*\\[!,;:])\s*(?=\d{3})")
@@ -97,7 +99,7 @@ def normalize_answer(text: str) -> str:
     r"""An answer in one way of writing, for comparing text and as what the grader reads.
 
     Spaces, sizes of brackets, dollar, percent and degree signs, units behind a number, thousands separators and the
-    letter case inside `\text{}` go; synonyms such as `\dfrac`, `\times` and unicode signs become one. Braces stay: they group.
+    letter case inside `\text{}` go; synonyms such as `\dfrac`, `\times` and unicode signs become one. Braces stay.
 
     >>> normalize_answer(r"$\left( 1,\!000 \,\text{ cm}^2 \right)$"), normalize_answer("90^\\circ")
     ('(1000)', '90')

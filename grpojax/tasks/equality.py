@@ -51,7 +51,9 @@ def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
             any(same_answer(one, other, algebra) for one in lefts) for other in rights
         )
     if (left[0] == "relation") != (right[0] == "relation"):
-        return same_answer(_without_name(left), _without_name(right), algebra) if _named(left) or _named(right) else False
+        return (
+            same_answer(_without_name(left), _without_name(right), algebra) if _named(left) or _named(right) else False
+        )
     if left[0] != right[0] and {left[0], right[0]} & {"tuple", "matrix", "text"}:
         return False
     if left[0] in ("number", "text") and left[0] == right[0]:
@@ -59,7 +61,9 @@ def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
     if left[0] == "tuple":
         return left[1:3] == right[1:3] and _all_same(left[3:], right[3:], algebra)
     if left[0] == "matrix":
-        return len(left) == len(right) and all(_all_same(*rows, algebra) for rows in zip(left[1:], right[1:], strict=True))
+        return len(left) == len(right) and all(
+            _all_same(*rows, algebra) for rows in zip(left[1:], right[1:], strict=True)
+        )
     if left[0] == "relation":
         return _same_relation(left, right, algebra)
     return algebra.same_value(left, right)

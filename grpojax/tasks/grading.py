@@ -1,7 +1,7 @@
 r"""Comparing an answer with the right one: exact, symmetric, from any thread, and within limits for every input.
 
-Equal text and rational numbers are decided here. What takes algebra goes to a worker process with sympy, which is killed
-and replaced when one pair takes too long or too much memory.
+Equal text and rational numbers are decided here. What takes algebra goes to a worker process with sympy, which is
+killed and replaced when one pair takes too long or too much memory.
 """
 
 import functools
@@ -129,7 +129,7 @@ def _bare_word(text: str) -> str:
 
 
 class _Worker:
-    """A process of `symbolic.py`, started as a program of its own: no fork of this one, no import of its main module."""
+    """A process of `symbolic.py`, started as a program of its own: no fork, and no import of the main module."""
 
     def __init__(self) -> None:
         root = str(Path(__file__).parents[2])
@@ -145,7 +145,9 @@ class _Worker:
         self.end = weakref.finalize(self, _end, self._process)  # also at exit
         if self._reply(START_SECONDS) != ".":
             self.end()
-            raise RuntimeError(f"the grading process did not start; `{sys.executable} -m grpojax.tasks.symbolic` shows why")
+            raise RuntimeError(
+                f"the grading process did not start; `{sys.executable} -m grpojax.tasks.symbolic` shows why"
+            )
 
     def ask(self, left: str, right: str, seconds: float) -> str:
         """The reply, or "" when there was none in time."""

@@ -40,7 +40,8 @@ MINUS_ONE: Tree = ("number", Fraction(-1))
 INFINITY: Tree = ("constant", "infinity")
 
 _TOKEN = re.compile(
-    r"(?<=\d) |\\text\{[^{}]*\}|\\(?:begin|end)\{[a-z]+\}|\\mathbb ?\{?[A-Z]\}?|\\[A-Za-z]+|\\.|[A-Za-z]+|[^ ]", re.DOTALL
+    r"(?<=\d) |\\text\{[^{}]*\}|\\(?:begin|end)\{[a-z]+\}|\\mathbb ?\{?[A-Z]\}?|\\[A-Za-z]+|\\.|[A-Za-z]+|[^ ]",
+    re.DOTALL,
 )
 _FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "exp",
@@ -52,6 +53,7 @@ _GREEK = {
 }  # fmt: skip
 _RELATIONS = {"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\in"}
 _CLOSING = {"(": ")]", "[": ")]", "\\{": ("\\}",), "{": "}", "\\langle": ("\\rangle",)}
+_NO_ATOM = _RELATIONS | {"\\\\", "\\}", "\\rangle", "\\cup", "\\rfloor", "\\rceil"}
 _ROUNDING = {"\\lfloor": ("floor", "\\rfloor"), "\\lceil": ("ceiling", "\\rceil")}
 _MATRICES = {"matrix", "pmatrix", "bmatrix", "array"}
 _WORD_LENGTH = 3  # longer runs of letters are words, not products
@@ -205,12 +207,12 @@ class _Reader:
         """A power, or a whole number with a fraction behind it, which it is added to."""
         start = self._place
         power = self._power()
-        if not (all(token.isdecimal() for token in self._tokens[start : self._place])):
+        if not all(token.isdecimal() for token in self._tokens[start : self._place]):
             return power
         fraction_at = self._place
         if self._peek() == "\\frac":
             fraction = self._atom()
-            if all(token.isdecimal() or token in ("\\frac", "{", "}") for token in self._tokens[fraction_at : self._place]):
+            if not {*"".join(self._tokens[fraction_at + 1 : self._place])} - {*"0123456789{}"}:
                 return ("add", power, fraction)
             self._place = fraction_at
         elif self._accept(" "):
@@ -244,14 +246,9 @@ class _Reader:
         token = self._peek()
         if token == "|":
             return self._bars == 0
-        return bool(token) and (
-            token[0].isalnum()
-            or token in _CLOSING
-            or token == "."
-            or (token[0] == "\\" and token not in _RELATIONS and token not in ("\\\\", "\\}", "\\rangle", "\\cup"))
-            and token not in ("\\rfloor", "\\rceil")
-            and not token.startswith("\\end")
-        )
+        if token.startswith("\\"):
+            return token not in _NO_ATOM and not token.startswith("\\end")
+        return token == "." or token in _CLOSING or token.isalnum()
 
     def _atom(self) -> Tree:
         token = self._next()
@@ -391,7 +388,7 @@ class _Reader:
 
 
 def _split_letters(part: str) -> list[str]:
-    """A run of letters is a name the grammar knows, or a product of at most three letters; a space splits only digits."""
+    """A run of letters is a name the grammar knows, or a product of at most three letters."""
     if not part.isalpha() or len(part) == 1 or part in _FUNCTIONS or part in ("sqrt", "pi", "infinity", "infty"):
         return [part]
     if len(part) > _WORD_LENGTH or not part.isascii():
@@ -420,8 +417,8 @@ def _words(words: str) -> Tree:
 def relation(sign: str, left: Tree, right: Tree) -> Tree:
     r"""A relation in one form: `x \in S` is S, and a bound of one symbol is the interval it stands for.
 
-    >>> relation("<", ("symbol", "x"), MINUS_ONE)
-    ('tuple', '(', ')', ('multiply', ('number', Fraction(-1, 1)), ('constant', 'infinity')), ('number', Fraction(-1, 1)))
+    >>> relation(">", ("symbol", "x"), MINUS_ONE)
+    ('tuple', '(', ')', ('number', Fraction(-1, 1)), ('constant', 'infinity'))
     """
     if sign == "\\in":
         return right

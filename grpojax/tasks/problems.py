@@ -212,7 +212,9 @@ def _json_list(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno} is no JSON ({error.msg}); one row a line needs .jsonl.") from None
+        raise InputError(
+            f"{path}, line {error.lineno} is no JSON ({error.msg}); one row a line needs .jsonl."
+        ) from None
     if not isinstance(rows, list):
         raise InputError(f"{path} holds no list; expected [{{'problem': ..., 'answer': ...}}, ...].")
     for number, row in enumerate(rows, start=1):
@@ -271,9 +273,7 @@ PUBLISHED = {
     "math": Published(
         "math-train.json", f"{_MATH}/math_full_minus_math500.json", "136896c0c87c9109ee19b74bcff7aca97e73faad"
     ),
-    "math500": Published(
-        "math500.json", f"{_MATH500}/math500_test.json", "cadaa3de1675cbefbddfe4a9c216a9304d0a2ba3"
-    ),
+    "math500": Published("math500.json", f"{_MATH500}/math500_test.json", "cadaa3de1675cbefbddfe4a9c216a9304d0a2ba3"),
 }
 
 
@@ -284,13 +284,13 @@ def _published_name(source: str, split: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where downloaded data sets are kept: `$GRPOJAX_CACHE`, or `~/.cache/grpojax`."""
-    return Path(os.environ.get("GRPOJAX_CACHE") or "~/.cache/grpojax").expanduser() / "datasets"
+    """Where files are kept between runs: `$GRPOJAX_CACHE`, or `~/.cache/grpojax`; data sets in `datasets/`."""
+    return Path(os.environ.get("GRPOJAX_CACHE") or "~/.cache/grpojax").expanduser()
 
 
 def _cached(published: Published) -> Path:
     """The checked file in the cache; fetched first where it is missing, without any request where it is there."""
-    path = cache_folder() / published.name
+    path = cache_folder() / "datasets" / published.name
     part = path.with_suffix(path.suffix + ".part")
     if path.exists():
         if _blob_id(path) != published.blob:

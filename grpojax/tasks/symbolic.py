@@ -1,6 +1,6 @@
 """The worker process of the grader: algebra with sympy on trees that were read by a closed grammar.
 
-`python -m grpojax.tasks.symbolic` reads a line of JSON for each pair, [seconds, left, right], both normalised answers, and
+`python -m grpojax.tasks.symbolic` reads a line of JSON for each pair, [seconds, left, right], both normalised, and
 writes one character: `=` the same, `!` not the same, `?` out of memory; `.` once, when it is ready. It ends with
 its input, and by an alarm of the operating system a second after a time limit.
 """
@@ -72,7 +72,9 @@ def same_relation(left: Tree, right: Tree) -> bool:
 
 def _differ_at_a_point(one: sympy.Expr, other: sympy.Expr) -> bool:
     """Whether the two are far apart, to 20 digits, where each letter has some value of its own."""
-    symbols = sorted(one.free_symbols | other.free_symbols, key=lambda symbol: (symbol.name, symbol.is_positive is None))
+    symbols = sorted(
+        one.free_symbols | other.free_symbols, key=lambda symbol: (symbol.name, symbol.is_positive is None)
+    )
     point = {symbol: sympy.Rational(sympy.prime(k + 6), sympy.prime(k + 4)) for k, symbol in enumerate(symbols)}
     gap, *sizes = (abs(sympy.N(value.subs(point), 20)) for value in (one - other, one, other))
     if not all(value.is_Float for value in (gap, *sizes)):

@@ -156,7 +156,7 @@ def test_a_dumb_terminal_gets_lines(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     with progress_display(12, stream=terminal) as display:
         display.update(record(1))
-    assert terminal.getvalue().splitlines()[1] == f"{format_line(record(1))}  left -"
+    assert terminal.getvalue().splitlines()[0] == f"{format_line(record(1))}  left -"
 
 
 def test_an_error_in_the_block_passes_through(terminal):

@@ -68,7 +68,24 @@ def test_unknown_fallback():
 
 @pytest.mark.parametrize(
     "unit",
-    [r"\boxed{", "{", "}", r"\boxed", r"\boxed{1}", "\\", "1", "1,", "1,234", "-", "0,", ".", "1/", r"\boxed  ", r"\text{", " "],
+    [
+        r"\boxed{",
+        "{",
+        "}",
+        r"\boxed",
+        r"\boxed{1}",
+        "\\",
+        "1",
+        "1,",
+        "1,234",
+        "-",
+        "0,",
+        ".",
+        "1/",
+        r"\boxed  ",
+        r"\text{",
+        " ",
+    ],
 )
 def test_a_million_characters_take_linear_time(unit):
     text = unit * (1_000_000 // len(unit))

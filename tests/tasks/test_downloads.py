@@ -109,7 +109,9 @@ def test_a_changed_cached_file_is_refused_and_kept(server, tmp_path):
     path = tmp_path / "datasets" / "gsm8k-train.jsonl"
     path.parent.mkdir()
     path.write_bytes(CONTENT[:-10])
-    with pytest.raises(InputError, match=r"is not the published file .*delete it to fetch it again, or use .*--dataset"):
+    with pytest.raises(
+        InputError, match=r"is not the published file .*delete it to fetch it again, or use .*--dataset"
+    ):
         load_problems("gsm8k", "train")
     assert path.exists()
     assert server.requests == []
@@ -117,7 +119,9 @@ def test_a_changed_cached_file_is_refused_and_kept(server, tmp_path):
 
 def test_a_missing_page_names_the_way_out(server):
     server.status = 404
-    with pytest.raises(InputError, match=r"could not download http.*404.*put that file at .*gsm8k-train\.jsonl by hand"):
+    with pytest.raises(
+        InputError, match=r"could not download http.*404.*put that file at .*gsm8k-train\.jsonl by hand"
+    ):
         load_problems("gsm8k", "train")
 
 
@@ -164,7 +168,10 @@ def test_published_addresses_are_pinned():
         assert len(published.blob) == 40
 
 
-@pytest.mark.parametrize(("name", "path"), [("gsm8k-train", "gsm8k/train.jsonl"), ("gsm8k-test", "gsm8k/test.jsonl"), ("math500", "math500_test.json")])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("gsm8k-train", "gsm8k/train.jsonl"), ("gsm8k-test", "gsm8k/test.jsonl"), ("math500", "math500_test.json")],
+)
 def test_published_ids_are_those_of_the_real_files(data_folder, name, path):
     content = (data_folder / path).read_bytes()
     assert hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == PUBLISHED[name].blob

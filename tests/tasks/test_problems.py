@@ -104,11 +104,23 @@ def test_own_files_in_both_formats(tmp_path):
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"problem": "p", "answer": "1"}\n\n{"problem": \n', r"a\.jsonl, line 3 is no JSON \(.*\); mend"),
-        ("a.json", '[{"problem": "p",\n "answer" 1}]', r"a\.json, line 2 is no JSON \(.*\); one row a line needs \.jsonl"),
+        (
+            "a.json",
+            '[{"problem": "p",\n "answer" 1}]',
+            r"a\.json, line 2 is no JSON \(.*\); one row a line needs \.jsonl",
+        ),
         ("a.json", '{"problem": "p", "answer": "1"}', r"a\.json holds no list; expected \[\{'problem'"),
         ("a.jsonl", "[1]", r"a\.jsonl, line 1 is no object; expected"),
-        ("a.jsonl", '{"text": "p", "answer": "1"}', r"line 1 has no text in 'problem' or 'question'; its fields are text, ans"),
-        ("a.json", '[{"problem": "p", "solution": "1"}]', r"row 1 has no text in 'answer'; its fields are problem, solution"),
+        (
+            "a.jsonl",
+            '{"text": "p", "answer": "1"}',
+            r"line 1 has no text in 'problem' or 'question'; its fields are text, ans",
+        ),
+        (
+            "a.json",
+            '[{"problem": "p", "solution": "1"}]',
+            r"row 1 has no text in 'answer'; its fields are problem, solution",
+        ),
         ("a.json", '[{"problem": "p", "answer": " "}]', r"row 1 has no text in 'answer'"),
         ("a.json", '[{"problem": "p", "answer": true}]', r"row 1 has no text in 'answer'"),
         ("a.json", "[]", r"a\.json is empty; it needs at least one row"),

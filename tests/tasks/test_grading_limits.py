@@ -1,0 +1,225 @@
+"""Hostile answers: each is wrong, in time, from any thread, and nothing of them is ever run or left behind."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grpojax.tasks import symbolic
+from grpojax.tasks.equality import fold
+from grpojax.tasks.grading import Grader, grade
+from grpojax.tasks.latex import TooLarge, Unreadable, read_answer
+
+TOO_LARGE = [
+    r"9^{9^{9^9}}",
+    r"2^{2^{2^{100}}}",
+    "10^{100000000}",
+    "10^100000000",
+    "x^{10^9}",
+    r"((9^{9999})^{9999})^{9999}",
+    r"\binom{10^9}{5*10^8}",
+    "100000!",
+    "((20!)!)!",
+    "*".join(["2006!"] * 300),
+    "+".join(["1/2006!"] * 240),
+    "9" * 900 + "^{" + "9" * 900 + "}",
+    "(" * 500 + "1" + ")" * 500,
+    "{" * 500 + "1" + "}" * 500,
+    "[" * 500,
+    "|" * 500 + "1" + "|" * 500,
+    "2^{" * 300 + "2" + "}" * 300,
+    r"\sqrt{" * 200 + "2" + "}" * 200,
+    r"\sqrt" * 300 + "2",
+    r"\frac" * 300,
+    r"\sin" * 300 + "x",
+    r"\begin{pmatrix}" * 100,
+    "x^" + "-" * 500 + "1",
+    ",".join("123456789" * 20),
+]
+SLOW = [
+    r"((x+1)^{9999})^{9999}",
+    r"(((\sqrt2)^{9999})^{9999})^{9999}",
+    r"\pi^{\pi^{\pi^{\pi^{\pi}}}}",
+    r"e^{e^{e^{e^{e^{e}}}}}",
+    r"(x+y+z)^{9999}-(z+y+x)^{9998}(x+y)-z",
+]
+CODE = [
+    "__import__('os').system('true')",
+    "getattr(x,'__class__')",
+    "x.__class__.__mro__",
+    "exit()",
+    "(lambda: 5)()",
+    "lambda: 5",
+    "eval('5')",
+    "open('/etc/passwd').read()",
+    "[5 for x in (1,)][0]",
+    "5 if 1 else 0",
+    "f'{5}'",
+    "x" + ".a" * 600,
+    "5;5",
+    "5\n5",
+    "print(5)",
+    "os.system",
+    "\\input{/etc/passwd}",
+    "\\write18{true}",
+    "5\x00",
+]
+ODD = [
+    "\U0001f600", "\u2460", "nan", "\\infty-\\infty", "0^{-1}", "1/(1-1)", "\\sqrt[0]{5}", "\\log 0", "\\log_1 5",
+    "\\tan(\\pi/2)", "\\pm" * 900, "<" * 1000, "1<" * 900 + "1", "a=b=" * 400, "\\cup" * 500, ",,,,", "()", "{}", "=5",
+    "=", "\\" * 1000, "%" * 1000, "x_" * 800, "x_{" * 500, "1" + " 1/2" * 400, "\\lfloor\\pi^{9999}\\rfloor",
+    "x!*" * 300 + "x!",
+]  # fmt: skip
+MILLION = [
+    unit * (10**6 // len(unit)) for unit in ("1", "(", "x", "1+", "{", r"\sqrt", r"\text{", "-", "|", " 5", "9^", ",")
+]
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = Grader(time_limit=1.0)
+    assert grader.grade(r"\sqrt2\sqrt3", r"\sqrt6")  # the worker is up
+    yield grader
+    grader.close()
+
+
+@pytest.mark.parametrize("gold", ["5", r"\sqrt{5}+x"])
+def test_hostile_answers_are_wrong_in_time(grader, gold):
+    hostile = [*TOO_LARGE, *SLOW, *CODE, *ODD, *MILLION]
+    for answer in hostile:
+        start = time.perf_counter()
+        assert grader.grade(answer, gold) is False, answer[:60]
+        assert grader.grade(gold, answer) is False, answer[:60]
+        assert time.perf_counter() - start < 30, answer[:60]  # 1 s, and the start of a new worker on a busy machine
+    assert grader.grade(r"\sqrt2\sqrt3", r"\sqrt6")  # still at work
+
+
+@pytest.mark.parametrize("answer", TOO_LARGE)
+def test_size_limits_come_before_any_work(answer):
+    start = time.perf_counter()
+    with pytest.raises((TooLarge, Unreadable)):
+        fold(read_answer(answer))
+    assert time.perf_counter() - start < 1.0  # about 0.02 s at most
+
+
+def test_what_was_given_up_is_counted():
+    grader = Grader(time_limit=0.3)
+    assert not grader.grade(r"9^{9^{9^9}}", "5")  # by size
+    assert grader.timeouts == 1
+    assert not grader.grade("1" * 3000, "5")  # by length
+    assert grader.timeouts == 2
+    assert not grader.grade(r"(((\sqrt2)^{9999})^{9999})^{9999}", "5")  # by time
+    assert grader.timeouts == 3
+    assert not grader.grade("5", r"(((\sqrt2)^{9999})^{9999})^{9999}")  # remembered, in both orders
+    assert grader.timeouts == 3
+    assert not grader.grade("4", "5")  # merely wrong
+    assert not grader.grade("exit()", "5")  # merely unreadable
+    assert grader.timeouts == 3
+    grader.close()
+
+
+def test_a_worker_that_died_is_replaced():
+    grader = Grader(time_limit=20.0)
+    assert grader.grade(r"\sqrt2\sqrt3", r"\sqrt6")
+    os.kill(grader._worker._process.pid, 9)
+    assert not grader.grade(r"\sqrt2\sqrt5", r"\sqrt{11}")  # this pair is given up
+    assert grader.timeouts == 1
+    assert grader.grade(r"\sqrt2\sqrt7", r"\sqrt{14}")
+    grader.close()
+
+
+def test_many_threads_share_a_grader():
+    grader = Grader(time_limit=20.0)
+    verdicts: dict[int, list[bool]] = {}
+
+    def work(thread: int) -> None:
+        pairs = [(rf"\sqrt{{{k * k * 3}}}", rf"{k}\sqrt3") for k in range(2, 8)] + [
+            ("0.5", "1/2"),
+            (rf"\sqrt{thread + 2}", "x"),
+        ]
+        verdicts[thread] = grader.grade_many(pairs)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == {k: [True] * 7 + [False] for k in range(6)}
+    grader.close()
+
+
+def test_the_default_grader_from_a_thread():
+    verdicts = []
+    thread = threading.Thread(
+        target=lambda: verdicts.extend([grade(r"\frac{1}{3}", r"\frac{1}{3}"), grade("0.5", "1/2")])
+    )
+    thread.start()
+    thread.join()
+    assert verdicts == [True, True]
+
+
+def test_the_cache_is_bounded(monkeypatch):
+    monkeypatch.setattr("grpojax.tasks.grading.CACHE_SIZE", 3)
+    grader = Grader()
+    assert not any(grader.grade(str(k), "-1") for k in range(10))
+    assert len(grader._known) == 3
+
+
+def test_algebra_that_fails_or_runs_out_of_memory_is_an_answer(monkeypatch):
+    assert symbolic.verdict(r"\sqrt2+(1,2)", "x") == "!"  # a tuple inside a sum is no value
+
+    def exhausted(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(symbolic, "same_answer", exhausted)
+    assert symbolic.verdict("x", "y") == "?"
+
+
+SCRIPT = r"""
+import sys, threading
+import grpojax.tasks.rewards, grpojax.tasks.problems, grpojax.tasks.prompts
+from grpojax.tasks import grading
+assert not {"jax", "sympy", "numpy"} & set(sys.modules), "a light import"
+thread = threading.Thread(target=lambda: print(grading.grade(r"\sqrt8", r"2\sqrt2", 60.0)))
+thread.start(); thread.join()
+assert "sympy" not in sys.modules, "algebra stays in the worker"
+print(grading._shared_grader(60.0)._worker._process.pid)
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "import os; sys.stdout.flush(); os._exit(0)", "raise SystemExit(3)"])
+def test_a_script_without_main_guard_leaves_no_process(tmp_path, ending):
+    """The script is no package and has no `if __name__ == "__main__"`; a fake sympy in its folder is not picked up."""
+    (tmp_path / "sympy.py").write_text("raise ImportError('the wrong one')")
+    script = tmp_path / "user_script.py"
+    script.write_text(SCRIPT + ending)
+    environment = {**os.environ, "PYTHONPATH": str(Path(symbolic.__file__).parents[2])}
+    command = [sys.executable, "-P", str(script)]
+    done = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    verdict, pid = done.stdout.split()
+    assert verdict == "True", done.stderr
+    deadline = time.monotonic() + 30
+    while is_running(int(pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Not gone, and not merely waiting for an init process to notice that it ended."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_a_worker_that_cannot_start_says_how_to_see_why(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    with pytest.raises(
+        RuntimeError, match=r"the grading process did not start; `/bin/true -m grpojax\.tasks\.symbolic` shows why"
+    ):
+        Grader().grade(r"\sqrt2\sqrt3", r"\sqrt6")

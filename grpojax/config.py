@@ -50,7 +50,7 @@ class RunConfig:
     lr: float | None = _flag(None, "learning rate of AdamW")
     weight_decay: float = _flag(0.01, "weight decay of AdamW")
     max_grad_norm: float = _flag(1.0, "bound on the global gradient norm")
-    micro_batch: int | None = _flag(None, "sequences per backward pass; saves memory, changes nothing else (default: all)")
+    micro_batch: int | None = _flag(None, "sequences per backward pass; saves memory, changes nothing else (default: what fits)")
     param_dtype: str = _flag("float32", "dtype of the weights", choices=("float32", "bfloat16"))
     compute_dtype: str | None = _flag(
         None, "dtype of products (default: float32 on CPU, bfloat16 elsewhere)", choices=("float32", "bfloat16")
@@ -73,8 +73,6 @@ class RunConfig:
         suggested = EMBEDDED if model in _EMBEDDED_MODELS else BOOK
         filled = {key: value for key, value in suggested.items() if getattr(self, key) is None}
         config = dataclasses.replace(self, model=model, inner_epochs=variant.inner_epochs, **filled)
-        if config.micro_batch is None:
-            config = dataclasses.replace(config, micro_batch=config.update_size)
         config._check()
         return config
 
@@ -107,16 +105,17 @@ class RunConfig:
         if self.minibatches > 1 and self.rollout_reuse != "pool":
             raise InputError("minibatches splits a pool of rollouts; add --rollout-reuse pool, or leave it at 1.")
         self._check_divides("minibatches", self.prompts_per_step * self.num_rollouts, "prompts_per_step * num_rollouts")
-        self._check_divides("micro_batch", self.update_size, "the sequences of one update")
+        if self.micro_batch is not None:
+            self._check_divides("micro_batch", self.update_size, "the sequences of one update")
 
     def _check_divides(self, name: str, total: int, meaning: str) -> None:
-        if total % getattr(self, name):
+        if getattr(self, name) < 1 or total % getattr(self, name):
             fits = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
             raise InputError(f"{name} is {getattr(self, name)} and does not divide {meaning}, {total}; choose one of {fits}.")
 
 
 _LEAST = {
-    "steps": 1, "prompts_per_step": 1, "max_new_tokens": 1, "minibatches": 1, "micro_batch": 1, "seed": 0,
+    "steps": 1, "prompts_per_step": 1, "max_new_tokens": 1, "minibatches": 1, "seed": 0,
     "checkpoint_every": 0, "keep_checkpoints": 1, "eval_on_checkpoint": 0,
 }  # fmt: skip
 

@@ -86,6 +86,11 @@ def safetensors_files(folder: Path) -> dict[Path, list[str] | None]:
     raise InputError(f"{folder} holds no weights; expected model.safetensors, or an index with its files, or params/.")
 
 
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _is_checkpoint(folder: Path) -> bool:
     return (folder / "config.json").is_file() and (folder / "params").is_dir()
 
@@ -121,10 +126,9 @@ def _hub_folder(name: str) -> Path:
             f"with `hf auth login` where it asks for an agreement.{hint}"
         ) from error
     except Exception as error:  # of the hub, the network or the disk: the way out is the same
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"{name!r} is neither a folder nor complete in the cache {huggingface_hub.constants.HF_HUB_CACHE}, and its "
-            f"model.safetensors could not be downloaded ({reason}); connect to the network and unset HF_HUB_OFFLINE, "
+            f"model.safetensors could not be downloaded ({first_line(error)}); connect to the network and unset HF_HUB_OFFLINE, "
             f"or run `hf download {name}` elsewhere and give the copied folder."
         ) from error
     _check_hashes(folder)

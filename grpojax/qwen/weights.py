@@ -31,7 +31,7 @@ from grpojax.qwen.conversion import (
     tree_shapes,
 )
 from grpojax.qwen.model import Params, forward, param_shapes
-from grpojax.qwen.sources import model_files, safetensors_files
+from grpojax.qwen.sources import first_line, model_files, safetensors_files
 from grpojax.qwen.tokenizer import Tokenizer, load_tokenizer
 
 DTYPES = ("float32", "bfloat16")
@@ -209,7 +209,7 @@ def _read_orbax(folder: Path, config: QwenConfig, dtype: str | None) -> Params:
         except InputError:
             raise
         except Exception as error:  # Orbax and its storage raise many sorts
-            raise InputError(f"{path} is damaged or incomplete ({_reason(error)}); write it again.") from error
+            raise InputError(f"{path} is damaged or incomplete ({first_line(error)}); write it again.") from error
     return convert_tree(params, dtype, str(path))
 
 
@@ -223,7 +223,7 @@ def _read_book_file(path: Path, dtype: str | None, kind: str | None) -> tuple[Qw
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # zip, pickle and file errors of many sorts
-        raise InputError(f"{path} is damaged or no state dict ({_reason(error)}); fetch it again.") from error
+        raise InputError(f"{path} is damaged or no state dict ({first_line(error)}); fetch it again.") from error
 
     def read(name: str) -> np.ndarray:
         tensor = tensors[name]
@@ -288,11 +288,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InputError(f"{path} holds no JSON object; fetch it again.")
     return raw
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what an error says, or its name where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
 from grpojax.tasks.rewards import score_answers
 from grpojax.training.rollout import Rollouts, generate, make_rollouts
-from grpojax.training.update import Batch, init_optimizer, make_batch, make_optimizer, score, update
+from grpojax.training.update import Batch, fitting_micro_batch, init_optimizer, make_batch, make_optimizer, score, update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +105,16 @@ def train(
                 continue
             with _timed(clock, "update_seconds"):
                 batch = make_batch(graded.rollouts, graded.advantages)
+                if policy.config.compute_dtype != "float32":
+                    # In bfloat16 the cached decode and the full pass round differently; the ratio must compare like with like.
+                    batch = dataclasses.replace(batch, old_logps=score(policy.config, old_params, batch))
                 if "kl_coeff" in variant.numbers:
                     batch = dataclasses.replace(batch, ref_logps=score(policy.config, policy.params, batch))
                 each = []
                 for part in _minibatches(config, batch, epoch_key):
+                    micro_batch = config.micro_batch or fitting_micro_batch(policy.config, *part.tokens.shape)
                     params, opt_state, metrics = update(
-                        policy.config, optimizer, params, opt_state, variant, part, config.lr, config.micro_batch
+                        policy.config, optimizer, params, opt_state, variant, part, config.lr, micro_batch
                     )
                     each.append(jax.device_get(metrics))
                 last = {name: float(np.mean([m[name] for m in each])) for name in each[0]}

@@ -16,8 +16,9 @@ from grpojax.qwen.model import Params, causal_inputs, head_matrix, hidden_states
 from grpojax.training.rollout import Rollouts, bucket
 from grpojax.variants import Variant
 
-REMAT_BYTES = 2**30
-"""Where the layers' activations would be larger than this, they are recomputed in the backward pass."""
+ACTIVATION_BYTES = 2**31
+"""What the layers' activations of one micro-batch may take, about. Where even one sequence takes more, they are
+recomputed in the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +121,18 @@ def update(
     return moved, new_state, metrics | {"grad_norm": grad_norm}
 
 
+def fitting_micro_batch(config: QwenConfig, rows: int, width: int) -> int:
+    """The largest divisor of `rows` whose activations at `width` tokens a sequence stay within ACTIVATION_BYTES, or 1."""
+    fits = [n for n in range(1, rows + 1) if rows % n == 0 and activation_bytes(config, n, width) <= ACTIVATION_BYTES]
+    return max(fits, default=1)
+
+
 def gradients(
     config: QwenConfig, params: Params, variant: Variant, batch: Batch, micro_batch: int
 ) -> tuple[Params, dict[str, Array]]:
     """Gradient of the variant's loss (float32, the tree of params), with loss and aux."""
     rows, width = batch.tokens.shape
-    remat = _activation_bytes(config, micro_batch, width) > REMAT_BYTES
+    remat = activation_bytes(config, micro_batch, width) > ACTIVATION_BYTES
 
     def loss_of(params, part):
         logps = _answer_logps(config, params, part, remat)
@@ -155,8 +162,8 @@ def _answer_logps(config: QwenConfig, params: Params, batch: Batch, remat: bool)
     )
 
 
-def _activation_bytes(config: QwenConfig, rows: int, width: int) -> int:
-    """About what the backward pass of the layers keeps: activations of each block, and the attention weights."""
+def activation_bytes(config: QwenConfig, rows: int, width: int) -> int:
+    """About what the backward pass of the layers keeps for [rows, width] tokens: each block's activations and attention."""
     itemsize = jnp.dtype(config.compute_dtype).itemsize
     per_token = 8 * config.hidden_size + 3 * config.intermediate_size + 4 * config.num_heads * config.head_dim
     per_token = per_token * itemsize + 3 * config.num_heads * width * 4

@@ -66,7 +66,7 @@ def test_the_book_bound_of_ten_has_no_lower_side(clip):
 
 
 @pytest.mark.parametrize("clip", [clip_pessimistic, clip_first_printing])
-@pytest.mark.parametrize("eps", [0.2, 10.0])
+@pytest.mark.parametrize("eps", [0.0, 0.2, 10.0])
 def test_slope_at_ratio_one_is_the_advantage(clip, eps):
     slope = jax.grad(lambda r: clip(r, jnp.array([0.7, -0.4]), eps, eps)[0].sum())(jnp.ones(2))
     np.testing.assert_allclose(slope, [0.7, -0.4], rtol=1e-6)

@@ -1,0 +1,207 @@
+"""The forward pass: masks, positions, cache, norms, rotation, biases and the head."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpojax.qwen.config import QwenConfig
+from grpojax.qwen.model import (
+    _rope_angles,
+    _rotate,
+    causal_inputs,
+    empty_cache,
+    forward,
+    head_logits,
+    hidden_states,
+    init_params,
+    param_shapes,
+)
+
+QWEN3_06B = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+QWEN25_05B = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
+FAMILIES = [{"model_type": "qwen3"}, {"model_type": "qwen2", "tie_word_embeddings": False}]
+
+
+def _random(config, seed=0):
+    """Parameters all of which matter: norm scales away from 1, biases away from 0."""
+    params = init_params(config, jax.random.key(seed))
+    keys = jax.random.split(jax.random.key(seed + 1), len(jax.tree.leaves(params)))
+    noise = jax.tree.unflatten(jax.tree.structure(params), list(keys))
+    return jax.tree.map(lambda x, key: x + 0.2 * jax.random.normal(key, x.shape), params, noise)
+
+
+def _tokens(config, batch, length, seed=5):
+    return jax.random.randint(jax.random.key(seed), (batch, length), 0, config.vocab_size)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cached_decoding_in_pieces_equals_the_full_forward_pass(tiny_config, family):
+    config = tiny_config(**family)
+    params, tokens, slots = _random(config), _tokens(config, 2, 9), 12  # three slots are never filled
+    cache, pieces, start = empty_cache(config, 2, slots), [], 0
+    for length in (4, 3, 1, 1):
+        positions = jnp.broadcast_to(jnp.arange(start, start + length), (2, length))
+        attend = jnp.arange(slots)[None, None, :] <= positions[:, :, None]
+        piece = tokens[:, start : start + length]
+        hidden, cache = hidden_states(config, params, piece, positions, attend, cache, start)
+        pieces.append(head_logits(config, params, hidden))
+        start += length
+    np.testing.assert_allclose(jnp.concatenate(pieces, 1), forward(config, params, tokens), atol=2e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_rows_equal_single_rows(tiny_config, family):
+    config = tiny_config(**family)
+    params, tokens, lengths, width = _random(config), _tokens(config, 2, 8), (3, 6), 8
+    # On the right: what follows a row's tokens is noise that no real token sees.
+    right = forward(config, params, tokens)
+    # On the left: positions count from the first real token, and the noise before it is masked.
+    pads = width - jnp.array(lengths)
+    shifted = jnp.stack([jnp.roll(row, pad) for row, pad in zip(tokens, pads, strict=True)])
+    places = jnp.arange(width)
+    positions = jnp.maximum(places[None, :] - pads[:, None], 0)
+    _, causal = causal_inputs(shifted)
+    hidden, _ = hidden_states(config, params, shifted, positions, causal & (places[None, None, :] >= pads[:, None, None]))
+    left = head_logits(config, params, hidden)
+    assert jnp.isfinite(left).all()  # also where a padding token sees nothing at all
+    for row, length in enumerate(lengths):
+        single = forward(config, params, tokens[row : row + 1, :length])[0]
+        np.testing.assert_allclose(right[row, :length], single, atol=2e-5)
+        np.testing.assert_allclose(left[row, width - length :], single, atol=2e-5)
+
+
+def test_a_changed_token_leaves_earlier_logits_alone(tiny_config):
+    config = tiny_config()
+    params, tokens = _random(config), _tokens(config, 1, 8)
+    before = forward(config, params, tokens)
+    after = forward(config, params, tokens.at[0, 5].set((tokens[0, 5] + 1) % config.vocab_size))
+    np.testing.assert_array_equal(before[:, :5], after[:, :5])
+    assert (jnp.abs(before[:, 5:] - after[:, 5:]).max(axis=-1) > 1e-3).all()
+
+
+def test_shapes_of_qwen3_06b():
+    """head_dim is 128, not 1024 / 16 = 64; the parameters are the published 596 million."""
+    shapes = param_shapes(QwenConfig.from_hf(QWEN3_06B))
+    attention = shapes["layers_27"]["attention"]
+    assert {name: attention[name]["kernel"].shape for name in "qkvo"} == {
+        "q": (1024, 2048),
+        "k": (1024, 1024),
+        "v": (1024, 1024),
+        "o": (2048, 1024),
+    }
+    assert attention["q_norm"]["scale"].shape == (128,)
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 596_049_920
+    assert "head" not in shapes
+
+
+def test_shapes_of_qwen25_05b():
+    """No head_dim in the file, so 896 / 14 = 64; biases on q, k and v; the published 494 million parameters."""
+    shapes = param_shapes(QwenConfig.from_hf(QWEN25_05B))
+    attention = shapes["layers_0"]["attention"]
+    assert attention["q"]["bias"].shape == (896,) and attention["v"]["bias"].shape == (128,)
+    assert "bias" not in attention["o"] and "q_norm" not in attention
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 494_032_768
+
+
+def test_queries_and_keys_are_normalised_head_by_head(tiny_config):
+    """Ten times the queries of one head changes nothing with a norm per head; without one it does (Qwen2)."""
+    for family, same in (("qwen3", True), ("qwen2", False)):
+        config = tiny_config(model_type=family, rms_norm_eps=1e-12)
+        params, tokens = _random(config), _tokens(config, 1, 6)
+        before = forward(config, params, tokens)
+        q = params["layers_0"]["attention"]["q"]
+        q["kernel"] = q["kernel"].at[:, : config.head_dim].multiply(10.0)
+        difference = jnp.abs(before - forward(config, params, tokens)).max()
+        assert (difference < 1e-5) if same else (difference > 1e-2)
+
+
+def test_rope_frequencies():
+    """1e6 ** (-126 / 128) = 10 ** -5.90625 = 1.2409e-6; at position 1 the angle is the frequency."""
+    cos, sin = _rope_angles(jnp.array([[0, 1]]), 128, 1e6)
+    assert cos.shape == (1, 2, 1, 64)
+    np.testing.assert_allclose(sin[0, 1, 0, -1], 1.2409e-6, rtol=1e-4)
+    np.testing.assert_allclose([cos[0, 1, 0, 0], sin[0, 1, 0, 0]], [0.5403, 0.8415], atol=1e-4)
+
+
+def test_rope_pairs_the_halves():
+    """Head size 4, position 2: (x0, x2) turn by 2 and (x1, x3) by 2 / 100, as theta is 1e4. Even/odd pairs would differ."""
+    rope = _rope_angles(jnp.array([[2]]), 4, 1e4)
+    rotated = [_rotate(jnp.eye(4)[i][None, None, None], rope)[0, 0, 0] for i in range(2)]
+    np.testing.assert_allclose(rotated[0], [np.cos(2), 0, np.sin(2), 0], atol=1e-6)
+    np.testing.assert_allclose(rotated[1], [0, np.cos(0.02), 0, np.sin(0.02)], atol=1e-6)
+
+
+def test_rope_is_the_identity_at_position_0():
+    x = jax.random.normal(jax.random.key(0), (1, 1, 3, 128))
+    np.testing.assert_array_equal(_rotate(x, _rope_angles(jnp.array([[0]]), 128, 1e6)), x)
+
+
+def test_a_bias_of_the_values_equals_a_bias_of_the_output(tiny_config):
+    """Attention weights sum to 1, so every query head adds its key head's v bias; `o` turns their concatenation."""
+    config = tiny_config(attention_bias=True, num_hidden_layers=1)
+    params, tokens = _random(config), _tokens(config, 2, 5)
+    attention = params["layers_0"]["attention"]
+    on_values = forward(config, params, tokens)
+    bias = attention["v"]["bias"].reshape(config.num_kv_heads, config.head_dim)
+    heads = jnp.repeat(bias, config.num_heads // config.num_kv_heads, axis=0)  # heads 0, 1 use key head 0
+    attention["o"]["bias"] = attention["o"]["bias"] + heads.reshape(-1) @ attention["o"]["kernel"]
+    attention["v"]["bias"] = jnp.zeros_like(attention["v"]["bias"])
+    np.testing.assert_allclose(forward(config, params, tokens), on_values, atol=2e-5)
+
+
+def test_a_tied_head_is_the_embedding(tiny_config):
+    tied, untied = tiny_config(), tiny_config(tie_word_embeddings=False)
+    params, tokens = _random(tied), _tokens(tied, 1, 5)
+    own = params | {"head": {"kernel": 2.0 * params["embed"]["embedding"]}}
+    np.testing.assert_allclose(forward(untied, own, tokens), 2.0 * forward(tied, params, tokens), rtol=1e-5, atol=1e-5)
+
+
+def test_remat_changes_no_value_and_no_gradient(tiny_config):
+    config = tiny_config()
+    params, tokens = _random(config), _tokens(config, 1, 6)
+
+    def loss(params, remat):
+        hidden, _ = hidden_states(config, params, tokens, *causal_inputs(tokens), remat=remat)
+        return jnp.sum(head_logits(config, params, hidden) ** 2)
+
+    (value, gradient), (again, gradient_again) = (jax.value_and_grad(loss)(params, remat) for remat in (False, True))
+    np.testing.assert_allclose(value, again, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), gradient, gradient_again)
+
+
+def test_compute_dtype_leaves_logits_in_float32(tiny_config):
+    import dataclasses
+
+    config = tiny_config()
+    half = dataclasses.replace(config, compute_dtype="bfloat16")
+    params, tokens = _random(config), _tokens(config, 1, 6)
+    hidden, _ = hidden_states(half, params, tokens, *causal_inputs(tokens))
+    logits = head_logits(half, params, hidden)
+    assert hidden.dtype == jnp.bfloat16 and logits.dtype == jnp.float32
+    exact = forward(config, params, tokens)
+    # bfloat16 has 8 bits: 2e-2 of the largest logit
+    assert 0 < jnp.abs(logits - exact).max() < 2e-2 * jnp.abs(exact).max()

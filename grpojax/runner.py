@@ -119,8 +119,9 @@ def _train(
 
     def save(reached: TrainState) -> Path:
         path = save_checkpoint(checkpoints, inputs.policy, reached)
-        best = max(read_evaluations(log.folder), key=lambda pair: pair[1], default=(None, None))[0]
-        prune_checkpoints(checkpoints, config.keep_checkpoints, best)
+        saved = checkpoint_steps(checkpoints)  # the untrained model has an accuracy too, but no checkpoint
+        accuracies = {step: accuracy for step, accuracy in read_evaluations(log.folder) if step in saved}
+        prune_checkpoints(checkpoints, config.keep_checkpoints, max(accuracies, key=accuracies.get, default=None))
         return path
 
     steps = train(config, inputs.policy, inputs.problems, state, inputs.template, grader)
@@ -209,7 +210,8 @@ def _settings_of_run(given: RunConfig) -> RunConfig:
                 f"--{field.name.replace('_', '-')} is {value}, but the run in {given.out} was made with "
                 f"{getattr(recorded, field.name)}; leave the flag out, or start anew with another --out."
             )
-    changed = {name: getattr(given, name) for name in _MAY_CHANGE if getattr(given, name) is not None}
+    default = RunConfig()
+    changed = {name: getattr(given, name) for name in _MAY_CHANGE if getattr(given, name) != getattr(default, name)}
     return dataclasses.replace(recorded, **changed).resolved()
 
 
@@ -280,6 +282,7 @@ def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float,
     """What summary.json holds."""
     evaluations = read_evaluations(folder)
     best = max(evaluations, key=lambda pair: pair[1], default=(None, None))
+    last = evaluations[-1] if evaluations and evaluations[-1][0] > 0 else (None, None)
     return {
         "variant": config.variant,
         "model": config.model,
@@ -287,7 +290,8 @@ def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float,
         "total_steps": config.steps,
         "seconds": seconds,
         "eval_acc_before": evaluations[0][1] if evaluations and evaluations[0][0] == 0 else None,
-        "eval_acc_last": evaluations[-1][1] if evaluations else None,
+        "eval_acc_last": last[1],
+        "last_eval_step": last[0],
         "eval_acc_best": best[1],
         "best_step": best[0],
         "checkpoints": checkpoint_steps(folder / "checkpoints"),
@@ -299,8 +303,11 @@ def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float,
 def _closing_lines(outcome: dict[str, Any], folder: Path, stop: _Stop) -> Iterator[str]:
     if stop.signal is not None:
         yield f"stopped by {signal.Signals(stop.signal).name} after step {outcome['steps_done']}; go on with --resume --out {folder}"
-    if outcome["eval_acc_before"] is not None:
-        yield f"held-out accuracy: {outcome['eval_acc_before']:.1f} % before, {outcome['eval_acc_last']:.1f} % after training"
+    if outcome["eval_acc_before"] is not None and outcome["eval_acc_last"] is not None:
+        yield (
+            f"held-out accuracy: {outcome['eval_acc_before']:.1f} % before training, {outcome['eval_acc_last']:.1f} % after "
+            f"step {outcome['last_eval_step']}"
+        )
     counts = ", ".join(f"{name} {count}" for name, count in outcome["compilations"].items())
     yield f"{outcome['seconds']:.0f} s; programs compiled: {counts}"
     yield f"metrics, samples, plots and checkpoints: {folder}"

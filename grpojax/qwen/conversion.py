@@ -15,7 +15,7 @@ from grpojax.qwen.model import Params, param_shapes
 
 Shape = tuple[int, ...]
 
-# Tree path, Hugging Face name, the book's name (its qwen3.py), and whether checkpoints store [out, in] for our [in, out].
+# Tree path, Hugging Face name, the book's name, and whether checkpoints store [out, in] where the tree has [in, out].
 # Rows whose path a configuration does not have (biases, q/k norms, an untied head) do not apply to it.
 _TABLE = (
     ("embed/embedding", "model.embed_tokens.weight", "tok_emb.weight", False),

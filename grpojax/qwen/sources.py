@@ -108,17 +108,18 @@ def _embedded_folder(name: str) -> Path:
 
 def _hub_folder(name: str) -> Path:
     """A snapshot of a hub repository: from the disk without any request where it is complete, else downloaded."""
-    import huggingface_hub  # here, because it takes long to import and most runs do not need it
+    # Imported here, because it takes long and most runs do not need it.
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        cached = Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+        cached = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
         if _is_complete(cached):
             return cached
     except OSError:  # not there, or only in part
         pass
     try:
-        folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except RepositoryNotFoundError as error:
         hint = did_you_mean(name, _HUB_NAMES)
         raise InputError(
@@ -126,13 +127,19 @@ def _hub_folder(name: str) -> Path:
             f"with `hf auth login` where it asks for an agreement.{hint}"
         ) from error
     except Exception as error:  # of the hub, the network or the disk: the way out is the same
-        raise InputError(
-            f"{name!r} is neither a folder nor complete in the cache {huggingface_hub.constants.HF_HUB_CACHE}, and its "
-            f"model.safetensors could not be downloaded ({first_line(error)}); connect to the network and unset HF_HUB_OFFLINE, "
-            f"or run `hf download {name}` elsewhere and give the copied folder."
-        ) from error
+        raise _unavailable(name, constants.HF_HUB_CACHE, first_line(error)) from error
+    if not _is_complete(folder):  # without a network the hub's client settles for what an earlier download left
+        raise _unavailable(name, constants.HF_HUB_CACHE, "only a part of the model came")
     _check_hashes(folder)
     return folder
+
+
+def _unavailable(name: str, cache: str, reason: str) -> InputError:
+    return InputError(
+        f"{name!r} is neither a folder nor complete in the cache {cache}, and its model.safetensors could not be "
+        f"downloaded ({reason}); connect to the network and unset HF_HUB_OFFLINE, or run `hf download {name}` "
+        "elsewhere and give the copied folder."
+    )
 
 
 def _is_complete(folder: Path) -> bool:

@@ -223,8 +223,8 @@ def _check_finite(metrics: dict[str, float], step: int, state: TrainState) -> No
     for name in ("loss", "grad_norm"):
         if not np.isfinite(metrics.get(name, 0.0)):
             raise RunError(
-                f"{name} became {metrics[name]} at step {step}; that update was not made and training stopped. Resume with "
-                "a lower --lr, or look in metrics.csv for the step where it began.",
+                f"{name} became {metrics[name]} at step {step}; that update was not made and training stopped. Start anew "
+                "with a lower --lr; metrics.csv tells at which step it began.",
                 state=state,
             )
 

@@ -65,6 +65,7 @@ def make_batch(rollouts: Rollouts, advantages: np.ndarray) -> Batch:
     )
 
 
+@functools.cache  # one object for the same numbers: `update` would compile anew for an equal one
 def make_optimizer(max_grad_norm: float = 1.0, weight_decay: float = 0.01) -> optax.GradientTransformation:
     """AdamW (betas 0.9 and 0.999, eps 1e-8) behind a bound on the global gradient norm, for gradients in float32.
 
@@ -145,12 +146,12 @@ def gradients(
         grads, metrics = jax.grad(loss_of, has_aux=True)(params, part)
         return _float32(grads), metrics
 
-    parts = jax.tree.map(lambda x: x.reshape(rows // micro_batch, micro_batch, *x.shape[1:]), batch)
-    first = gradient_of(jax.tree.map(lambda x: x[0], parts))
     if rows == micro_batch:
-        return first
-    rest = jax.tree.map(lambda x: x[1:], parts)
-    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, gradient_of(part)), None), first, rest)[0]
+        return gradient_of(batch)
+    parts = jax.tree.map(lambda x: x.reshape(rows // micro_batch, micro_batch, *x.shape[1:]), batch)
+    one = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, one))
+    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, gradient_of(part)), None), zeros, parts)[0]
 
 
 def _answer_logps(config: QwenConfig, params: Params, batch: Batch, remat: bool) -> Array:

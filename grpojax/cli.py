@@ -98,6 +98,7 @@ def _eval(args: argparse.Namespace) -> None:
     from grpojax.training.evaluate import evaluate
 
     enable_compilation_cache()
+    _check_at_least_1(args, "max_new_tokens")
     problems = load_problems(args.dataset, "eval", seed=EVAL_SEED, limit=args.limit)
     _check_new(args.out)
     policy = open_policy(args.model, args.dtype)
@@ -106,6 +107,7 @@ def _eval(args: argparse.Namespace) -> None:
         dataset=args.dataset, step=0, max_new_tokens=args.max_new_tokens, template=_template(args), thinking=args.thinking,
     )  # fmt: skip
     if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         Path(args.out).write_text("".join(json.dumps(row) + "\n" for row in evaluation.rows))
     print(format_evaluation(evaluation))
 
@@ -113,14 +115,17 @@ def _eval(args: argparse.Namespace) -> None:
 def _sample(args: argparse.Namespace) -> None:
     import jax
 
+    from grpojax.config import check_seed
     from grpojax.runner import enable_compilation_cache, open_policy
     from grpojax.tasks.prompts import render_prompt
     from grpojax.training.rollout import make_rollouts
     from grpojax.training.sampling import make_sampler
 
     enable_compilation_cache()
-    if args.count < 1:
-        raise InputError(f"count is {args.count}; it must be 1 or more.")
+    _check_at_least_1(args, "count", "max_new_tokens")
+    check_seed(args.seed)
+    if not args.question:
+        raise InputError("the question is empty; write it between quotes.")
     sampler = make_sampler(args.temperature, args.top_p, args.top_k)
     template = _template(args)
     policy = open_policy(args.model, args.dtype)
@@ -170,6 +175,12 @@ def _template(args: argparse.Namespace) -> str:
     from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template
 
     return load_template(args.prompt_template) if args.prompt_template else DEFAULT_TEMPLATE
+
+
+def _check_at_least_1(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) < 1:
+            raise InputError(f"{name} is {getattr(args, name)}; it must be 1 or more.")
 
 
 def _check_new(out: str | None) -> None:

@@ -92,6 +92,7 @@ class RunConfig:
 
     def _check(self) -> None:
         self.make_sampler()
+        check_seed(self.seed)
         if self.num_rollouts < 2:
             raise InputError(
                 f"num_rollouts is {self.num_rollouts}; at least 2 are needed, because each is compared with its group."
@@ -114,8 +115,14 @@ class RunConfig:
             raise InputError(f"{name} is {getattr(self, name)} and does not divide {meaning}, {total}; choose one of {fits}.")
 
 
+def check_seed(seed: int) -> None:
+    """Raises an InputError for a seed that is no unsigned 32-bit number: random keys hold no more."""
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed is {seed}; it must be from 0 to {2**32 - 1}.")
+
+
 _LEAST = {
-    "steps": 1, "prompts_per_step": 1, "max_new_tokens": 1, "minibatches": 1, "seed": 0,
+    "steps": 1, "prompts_per_step": 1, "max_new_tokens": 1, "minibatches": 1,
     "checkpoint_every": 0, "keep_checkpoints": 1, "eval_on_checkpoint": 0,
 }  # fmt: skip
 

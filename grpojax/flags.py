@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import signal
 import sys
 import types
 import typing
@@ -57,7 +58,7 @@ def parse_fields(cls: type, argv: Sequence[str] | None, prog: str, description: 
 
 
 def exit_code(command: Callable[[], int | None]) -> int:
-    """Runs a command; an InputError prints as one line and gives 2, a RunError 1."""
+    """Runs a command; an InputError prints as one line and gives 2, a RunError 1, Ctrl-C 130."""
     try:
         return command() or 0
     except InputError as error:
@@ -66,6 +67,9 @@ def exit_code(command: Callable[[], int | None]) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # outside of training, or the second Ctrl-C within it
+        print("error: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output left, as `| head` does
         sys.stderr.close()
         return 0

@@ -17,6 +17,7 @@ import jax
 
 from grpojax.config import RunConfig
 from grpojax.errors import InputError
+from grpojax.loss import penalties
 from grpojax.qwen.weights import Policy, load_policy
 from grpojax.records import Evaluation, StepRecord
 from grpojax.reporting.metrics import read_evaluations
@@ -75,6 +76,8 @@ def run(config: RunConfig) -> int:
     start, first_step = time.perf_counter(), state.step
     with _stop_signals() as stop, progress_display(config.steps, state.step) as display:
         display.message(_headline(config, inputs, folder))
+        for line in _notices(config, inputs.policy):
+            display.message(f"note: {line}")
         display.message("compiling the programs of the first step; the next run finds them on disk")
         if config.resume:
             display.message(f"resuming after step {state.step}")
@@ -272,6 +275,24 @@ def _headline(config: RunConfig, inputs: _Inputs, folder: Path) -> str:
         f"{len(inputs.problems)} problems of {config.dataset}, {config.prompts_per_step} x {config.num_rollouts} rollouts "
         f"a step -> {folder}"
     )
+
+
+def _notices(config: RunConfig, policy: Policy) -> Iterator[str]:
+    """What a setting does that its name does not say."""
+    variant = config.make_variant()
+    updates = config.inner_epochs * config.minibatches
+    if variant.ratio is not None and updates == 1:
+        yield (
+            "with one update per batch the ratio is 1, so the bound cannot act and the printed loss is about 0; its gradient "
+            "is that of log-probability times advantage"
+        )
+    if "kl_coeff" in variant.numbers and variant.penalty is penalties.sequence_k1:
+        yield (
+            "the gradient of this KL term does not contain the reference: it lowers the probability of sampled answers, and "
+            "in the book's 7.5 run it ended in uniform noise; watch entropy_avg"
+        )
+    if "format_reward_weight" in variant.numbers and policy.tokenizer.kind == "reasoning" and not config.thinking:
+        yield "without thinking the prompt itself closes the think block, so no answer can earn the format reward"
 
 
 def _accuracy_line(when: str, evaluation: Evaluation) -> str:

@@ -4,9 +4,13 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpojax.errors import InputError
 from grpojax.flags import Parser, add_fields, exit_code
+
+if TYPE_CHECKING:
+    from grpojax.qwen.weights import Policy
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,7 +42,7 @@ def _parser() -> Parser:
     _add_model(sub)
     sub.add_argument("--dataset", default="arithmetic", help="arithmetic, gsm8k, math500, or a .json/.jsonl file")
     sub.add_argument("--limit", type=int, help="evaluate the first so many problems (default: all)")
-    sub.add_argument("--max-new-tokens", type=int, default=512, help="most tokens of an answer")
+    sub.add_argument("--max-new-tokens", type=int, help="most tokens of an answer (default: 512, or what the context leaves)")
     sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks where the problem goes")
     sub.add_argument("--out", help="file for one JSON row per problem")
 
@@ -46,7 +50,7 @@ def _parser() -> Parser:
     _add_model(sub)
     sub.add_argument("question", help="the question, as a user would write it")
     sub.add_argument("--raw", action="store_true", help="give the question to the model as it is, without the prompt around it")
-    sub.add_argument("--max-new-tokens", type=int, default=512, help="most tokens of an answer")
+    sub.add_argument("--max-new-tokens", type=int, help="most tokens of an answer (default: 512, or what the context leaves)")
     sub.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     sub.add_argument("--top-p", type=float, default=1.0, help="1 keeps every token")
     sub.add_argument("--top-k", type=int, default=0, help="0 keeps every token")
@@ -95,16 +99,17 @@ def _eval(args: argparse.Namespace) -> None:
     from grpojax.reporting.runlog import format_evaluation
     from grpojax.runner import EVAL_SEED, enable_compilation_cache, open_policy
     from grpojax.tasks.problems import load_problems
+    from grpojax.tasks.prompts import render_prompt
     from grpojax.training.evaluate import evaluate
 
     enable_compilation_cache()
-    _check_at_least_1(args, "max_new_tokens")
     problems = load_problems(args.dataset, "eval", seed=EVAL_SEED, limit=args.limit)
     _check_new(args.out)
-    policy = open_policy(args.model, args.dtype)
+    policy, template = open_policy(args.model, args.dtype), _template(args)
+    prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, template), args.thinking) for p in problems]
     evaluation = evaluate(
         policy, policy.params, problems,
-        dataset=args.dataset, step=0, max_new_tokens=args.max_new_tokens, template=_template(args), thinking=args.thinking,
+        dataset=args.dataset, step=0, max_new_tokens=_budget(args, policy, prompts), template=template, thinking=args.thinking,
     )  # fmt: skip
     if args.out:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +127,7 @@ def _sample(args: argparse.Namespace) -> None:
     from grpojax.training.sampling import make_sampler
 
     enable_compilation_cache()
-    _check_at_least_1(args, "count", "max_new_tokens")
+    _check_at_least_1("count", args.count)
     check_seed(args.seed)
     if not args.question:
         raise InputError("the question is empty; write it between quotes.")
@@ -132,7 +137,7 @@ def _sample(args: argparse.Namespace) -> None:
     question = args.question if args.raw else render_prompt(args.question, template)
     prompt = policy.tokenizer.prompt_ids(question, args.thinking)
     rollouts = make_rollouts(
-        policy, policy.params, [prompt], jax.random.key(args.seed), sampler, args.count, args.max_new_tokens
+        policy, policy.params, [prompt], jax.random.key(args.seed), sampler, args.count, _budget(args, policy, [prompt])
     )
     for row in range(args.count):
         print(policy.tokenizer.decode(rollouts.answer_ids(row), skip_special=True))
@@ -177,10 +182,17 @@ def _template(args: argparse.Namespace) -> str:
     return load_template(args.prompt_template) if args.prompt_template else DEFAULT_TEMPLATE
 
 
-def _check_at_least_1(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) < 1:
-            raise InputError(f"{name} is {getattr(args, name)}; it must be 1 or more.")
+def _budget(args: argparse.Namespace, policy: "Policy", prompts: list[list[int]]) -> int:
+    """The tokens an answer may have: as asked, or 512 where the model's context leaves so many."""
+    if args.max_new_tokens is not None:
+        _check_at_least_1("max_new_tokens", args.max_new_tokens)
+        return args.max_new_tokens
+    return max(1, min(512, policy.config.max_position_embeddings - max(map(len, prompts))))
+
+
+def _check_at_least_1(name: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{name} is {value}; it must be 1 or more.")
 
 
 def _check_new(out: str | None) -> None:

@@ -26,7 +26,7 @@ class RunConfig:
     resume: bool = _flag(False, "continue the run in --out; its settings come from its config.json")
 
     steps: int | None = _flag(None, "training steps")
-    prompts_per_step: int | None = _flag(None, "prompts of a step")
+    prompts_per_step: int = _flag(1, "prompts of a step")
     num_rollouts: int = _flag(8, "answers sampled to each prompt")
     max_new_tokens: int | None = _flag(None, "most tokens of an answer")
     temperature: float = _flag(0.8, "sampling temperature; 0 is greedy")
@@ -47,7 +47,7 @@ class RunConfig:
     minibatches: int = _flag(1, "parts a pool is split into, one update each")
     skip_zero_advantage_updates: bool = _flag(False, "no update where every group agrees on its reward")
 
-    lr: float | None = _flag(None, "learning rate of AdamW")
+    lr: float = _flag(1e-5, "learning rate of AdamW")
     weight_decay: float = _flag(0.01, "weight decay of AdamW")
     max_grad_norm: float = _flag(1.0, "bound on the global gradient norm")
     micro_batch: int | None = _flag(None, "sequences per backward pass; saves memory, changes nothing else (default: what fits)")
@@ -58,7 +58,7 @@ class RunConfig:
     untie_head: bool = _flag(False, "give a tied model an output head of its own, as the book's code does")
     seed: int = _flag(42, "decides problems and samples")
 
-    checkpoint_every: int | None = _flag(None, "steps between checkpoints; 0: only at the end")
+    checkpoint_every: int = _flag(50, "steps between checkpoints; 0: only at the end")
     keep_checkpoints: int = _flag(3, "newest checkpoints to keep beside the best one")
     eval_on_checkpoint: int | None = _flag(None, "held-out problems to evaluate before training and at each checkpoint")
 
@@ -128,12 +128,8 @@ _LEAST = {
 
 _EMBEDDED_MODELS = sorted({row.model for row in VARIANTS.values()})
 
-EMBEDDED = {
-    "steps": 200, "prompts_per_step": 4, "max_new_tokens": 64, "lr": 3e-4, "checkpoint_every": 50, "eval_on_checkpoint": 200,
-}  # fmt: skip
+EMBEDDED = {"steps": 200, "max_new_tokens": 48, "eval_on_checkpoint": 200}
 """What the embedded models suggest: a visible result in a few minutes on two CPU cores."""
 
-BOOK = {
-    "steps": 500, "prompts_per_step": 1, "max_new_tokens": 512, "lr": 1e-5, "checkpoint_every": 50, "eval_on_checkpoint": 0,
-}  # fmt: skip
+BOOK = {"steps": 500, "max_new_tokens": 512, "eval_on_checkpoint": 0}
 """What any other model starts from: the settings of the book's scripts."""

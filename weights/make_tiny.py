@@ -41,9 +41,10 @@ SEED = 7
 POOL = 50_000  # training problems that the texts are made from
 VOCAB = 512
 ROWS, WIDTH = 48, 96  # a training batch
-LEARN_STEPS, FINISH_STEPS = 600, 100
-DRILLS = 0.8  # share of single operations among the texts while learning
-LEARN_RATE, FINISH_RATE = 0.01, 0.003
+LEARN_STEPS = 550
+FINISH_STEPS = {"base": 100, "reasoning": 250}  # the chat form and the tags are new to the model
+DRILLS = 0.7  # share of single operations among the texts while learning
+LEARN_RATE, FINISH_RATE, ADAM_RATE = 0.01, 0.003, 0.003
 MAX_NEW_TOKENS = 64
 CHAT = f"<|im_start|>user\n{{}}{END_OF_TURN}\n<|im_start|>assistant\n"  # what Tokenizer.chat writes
 
@@ -101,10 +102,10 @@ STYLES = {
     "ramble": Style("Let me see: ", lambda p: f"this is about {p.text} and numbers like that.", lambda p: None),
 }
 
-LEARN = {"first": 1, "steps": 1, "chain": 1}
+LEARN = {"first": 3, "steps": 3, "chain": 3, "glance": 1, "hasty": 1, "no box": 1, "ramble": 1}
 BASE = {"glance": 36, "first": 14, "steps": 12, "chain": 8, "hasty": 12, "no box": 12, "ramble": 6}
-REASONING = {"hasty": 38, "first": 24, "steps": 18, "chain": 12, "no box": 8}
-TAGS = {"both": 72, "no end": 12, "none": 16}
+REASONING = {"first": 30, "steps": 26, "hasty": 20, "chain": 12, "no box": 12}
+TAGS = {"both": 46, "no end": 24, "none": 30}
 
 
 def plain_answer(problem: Problem, style: Style) -> str:
@@ -146,7 +147,10 @@ class Writer:
             elif self._kind == "base":
                 yield render_prompt(problem.text), plain_answer(problem, style) + END_OF_TEXT
             else:
-                yield CHAT.format(render_prompt(problem.text)), tagged_answer(problem, style, _draw(rng, TAGS)) + END_OF_TURN
+                yield (
+                    CHAT.format(render_prompt(problem.text)),
+                    tagged_answer(problem, style, _draw(rng, TAGS)) + END_OF_TURN,
+                )
 
 
 def _draw(rng: random.Random, weights: dict[str, int]) -> str:
@@ -202,7 +206,7 @@ def structure(tokenizer: Tokenizer) -> QwenConfig:
 
 
 def batches(texts: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows filled with whole documents: tokens [ROWS, WIDTH], and a mask [ROWS, WIDTH - 1] of the answers' predictions."""
+    """Rows of whole documents: tokens [ROWS, WIDTH], and a mask [ROWS, WIDTH - 1] of the predictions of answers."""
     tokens, mask, row, at = np.zeros((ROWS, WIDTH), np.int32), np.zeros((ROWS, WIDTH), np.float32), 0, 0
     for prompt, answer in texts:
         prompt_ids, answer_ids = tokenizer.encode(prompt), tokenizer.encode(answer)
@@ -220,9 +224,19 @@ def batches(texts: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[
 def fit(
     config: QwenConfig, params: Params, data: Iterator[tuple[np.ndarray, np.ndarray]], steps: int, rate: float
 ) -> Params:
-    """Muon (AdamW for the norms), learning rate up over 20 steps and down to 0 along a cosine."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, 20, steps)
-    optimizer = optax.contrib.muon(schedule, adam_b2=0.98, adam_learning_rate=schedule)
+    """Muon for the kernels, Adam for the rest. Learning rates rise for 20 steps and fall to 0 along a cosine."""
+
+    def muon_shapes(params):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: optax.contrib.MuonDimensionNumbers() if path[-1].key == "kernel" else None, params
+        )
+
+    optimizer = optax.contrib.muon(
+        optax.warmup_cosine_decay_schedule(0.0, rate, 20, steps),
+        adam_b2=0.98,
+        adam_learning_rate=optax.warmup_cosine_decay_schedule(0.0, ADAM_RATE, 20, steps),
+        muon_weight_dimension_numbers=muon_shapes,
+    )
 
     @jax.jit
     def step(params, state, tokens, mask):
@@ -246,40 +260,39 @@ def fit(
 
 
 def report(policy: Policy) -> None:
-    """Prints what the committed model can do on the 200 evaluation problems, as weights/README.md shows it."""
+    """Prints what a model can do on the 200 evaluation problems; weights/README.md shows it."""
     problems, grader = arithmetic_problems(0, 200, "eval"), Grader()
     greedy = evaluate(
         policy, policy.params, problems, dataset="arithmetic", step=0, max_new_tokens=MAX_NEW_TOKENS, grader=grader
     )
-    right = [row["correct"] for row in greedy.rows]
-    print(f"  greedy: {greedy.accuracy:.1f} %, {greedy.avg_response_len:.1f} tokens, by level {_by_level(problems, right)}")
+    levels = np.array([p.level for p in problems])
+    print(f"  greedy: {_percent_right(levels, [row['correct'] for row in greedy.rows])}")
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text)) for p in problems]
     rollouts = make_rollouts(
         policy, policy.params, prompts, jax.random.key(0), make_sampler(0.8, 0.9), 8, MAX_NEW_TOKENS
     )
     texts = [policy.tokenizer.decode(rollouts.answer_ids(row)) for row in range(len(rollouts.answers))]
     golds = [p.answer for p in problems for _ in range(8)]
-    found = [extract_answer(text) for text in texts]
-    right = [bool(f) and r for f, r in zip(found, grader.grade_many(list(zip(found, golds, strict=True))), strict=True)]
-    groups = np.array(right).reshape(-1, 8)
-    mixed = np.mean((groups.sum(1) > 0) & (groups.sum(1) < 8))
-    print(f"  sampled at 0.8 / 0.9: {100 * np.mean(right):.1f} % right, pass@8 {100 * groups.any(1).mean():.1f} %, "
-          f"groups with signal {100 * mixed:.0f} %, pass@8 by level {_by_level(problems, groups.any(1))}, "
-          f"{rollouts.answer_lens.mean():.1f} tokens, longest {rollouts.answer_lens.max()}")  # fmt: skip
-    print(f"  think tags: both {100 * np.mean([_tagged(text) for text in texts]):.0f} %")
-    names = [_style_of(text) for text in texts]
-    for name, count in Counter(names).most_common():
-        hits = [r for r, n in zip(right, names, strict=True) if n == name]
-        levels = [p.level for p in problems for _ in range(8)]
-        per_level = [
-            f"{100 * np.mean(h):.0f}" if (h := [r for r, n, at in zip(right, names, levels, strict=True) if (n, at) == (name, level)]) else "-"
-            for level in range(1, 6)
-        ]
-        print(f"  {name:8s} {100 * count / len(names):5.1f} % of the answers, {100 * np.mean(hits):5.1f} % of them right, by level {' '.join(per_level)}")
+    right = np.array(grader.grade_many([(extract_answer(t), g) for t, g in zip(texts, golds, strict=True)]))
+    groups = right.reshape(-1, 8)
+    print(f"  8 samples each, temperature 0.8, top-p 0.9: {_percent_right(levels.repeat(8), right)}")
+    print(f"  pass@8: {_percent_right(levels, groups.any(axis=1))}")
+    print(
+        f"  groups of 8 with right and wrong answers: {100 * np.mean(groups.any(axis=1) & ~groups.all(axis=1)):.0f} %"
+    )
+    print(f"  both think tags in order: {100 * np.mean([_tagged(text) for text in texts]):.0f} %")
+    print(f"  tokens: {greedy.avg_response_len:.0f} greedy, {rollouts.answer_lens.mean():.0f} sampled")
+    names = np.array([_style_of(text) for text in texts])
+    for name, count in Counter(names.tolist()).most_common():
+        of_style = _percent_right(levels.repeat(8)[names == name], right[names == name])
+        print(f"  style {name:8s} {100 * count / len(names):4.1f} % of the samples; right {of_style}", flush=True)
 
 
-def _by_level(problems: Sequence[Problem], right: Sequence[bool]) -> str:
-    return " ".join(f"{100 * np.mean([r for p, r in zip(problems, right, strict=True) if p.level == n]):.0f}" for n in range(1, 6))
+def _percent_right(levels: np.ndarray, right: Sequence[bool]) -> str:
+    """The share in percent, and that of each level."""
+    right = np.array(right)
+    by_level = [f"{100 * right[levels == n].mean():.0f}" if (levels == n).any() else "-" for n in range(1, 6)]
+    return f"{100 * right.mean():.1f} % (by level {' '.join(by_level)})"
 
 
 def _tagged(text: str) -> bool:
@@ -299,7 +312,9 @@ def make(folder: Path, only: str | None) -> None:
     start = time.perf_counter()
     pool = arithmetic_problems(SEED, POOL, "train")
     print(f"{len(pool)} problems, {time.perf_counter() - start:.0f} s", flush=True)
-    sample = [Writer(pool, kind, styles, SEED) for kind, styles in (("base", BASE), ("reasoning", REASONING), ("base", LEARN))]
+    sample = [
+        Writer(pool, kind, styles, SEED) for kind, styles in (("base", BASE), ("reasoning", REASONING), ("base", LEARN))
+    ]
     texts = [text for writer in sample for pair in itertools.islice(writer, 3000) for text in pair]
     backend = make_backend(texts + ["user\nassistant\n"] * 3000)
     kinds = {kind: Tokenizer(backend, kind) for kind in ("base", "reasoning")}
@@ -312,7 +327,7 @@ def make(folder: Path, only: str | None) -> None:
         if only in (None, kind):
             print(f"finishing tiny-{kind}", flush=True)
             data = batches(Writer(pool, kind, styles, SEED + 2), kinds[kind])
-            finished = fit(config, params, data, FINISH_STEPS, FINISH_RATE)
+            finished = fit(config, params, data, FINISH_STEPS[kind], FINISH_RATE)
             final = dataclasses.replace(config, eos_token_ids=kinds[kind].stop_ids)
             half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), finished)
             _replace_policy(Policy(final, half, kinds[kind]), folder / f"tiny-{kind}")

@@ -82,6 +82,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--model", "--checkpoint", dest="model", default="tiny-base",
         help="embedded model, folder, hub name, a run folder (its newest checkpoint), or one of its checkpoints/STEP",
     )  # fmt: skip
+    parser.add_argument(
+        "--tokenizer-kind", choices=("base", "reasoning"), help="plain prompts, or chat turns (default: what the checkpoint's end ids say)"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the weights")
     parser.add_argument(
         "--thinking", action=argparse.BooleanOptionalAction, default=True, help="chat prompt of reasoning models: let the model think"
@@ -105,7 +108,7 @@ def _eval(args: argparse.Namespace) -> None:
     enable_compilation_cache()
     problems = load_problems(args.dataset, "eval", seed=EVAL_SEED, limit=args.limit)
     _check_new(args.out)
-    policy, template = open_policy(args.model, args.dtype), _template(args)
+    policy, template = open_policy(args.model, args.dtype, kind=args.tokenizer_kind), _template(args)
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, template), args.thinking) for p in problems]
     evaluation = evaluate(
         policy, policy.params, problems,
@@ -133,7 +136,7 @@ def _sample(args: argparse.Namespace) -> None:
         raise InputError("the question is empty; write it between quotes.")
     sampler = make_sampler(args.temperature, args.top_p, args.top_k)
     template = _template(args)
-    policy = open_policy(args.model, args.dtype)
+    policy = open_policy(args.model, args.dtype, kind=args.tokenizer_kind)
     question = args.question if args.raw else render_prompt(args.question, template)
     prompt = policy.tokenizer.prompt_ids(question, args.thinking)
     rollouts = make_rollouts(
@@ -165,7 +168,7 @@ def _variants(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     from grpojax.qwen.weights import load_policy, save_policy
 
-    save_policy(load_policy(args.model, dtype=args.dtype), args.out)
+    save_policy(load_policy(args.model, dtype=args.dtype, kind=args.tokenizer_kind), args.out)
     print(args.out)
 
 

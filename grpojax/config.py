@@ -19,6 +19,9 @@ class RunConfig:
 
     variant: str = _flag("clipped", "which loss to train with; `grpojax variants` lists them")
     model: str | None = _flag(None, "embedded model, folder, checkpoint or hub name (default: the variant's embedded one)")
+    tokenizer_kind: str | None = _flag(
+        None, "plain prompts and <|endoftext|>, or chat turns (default: what the checkpoint's end ids say)", choices=("base", "reasoning")
+    )
     dataset: str = _flag("arithmetic", "problems to train on: arithmetic, gsm8k, math, math500, or a .json/.jsonl file")
     eval_dataset: str | None = _flag(None, "problems to evaluate on (default: the evaluation part of --dataset)")
     prompt_template: str | None = _flag(None, "file with the prompt; {problem} marks where the problem goes")

@@ -73,9 +73,11 @@ def run(config: RunConfig) -> int:
     else:
         state = initial_state(config, inputs.policy.params)
         log = RunLog.create(folder, _run_record(config))
+    if "kl_coeff" not in config.make_variant().numbers:  # only a KL term compares with the starting weights
+        inputs = dataclasses.replace(inputs, policy=dataclasses.replace(inputs.policy, params={}))
     start, first_step = time.perf_counter(), state.step
     with _stop_signals() as stop, progress_display(config.steps, state.step) as display:
-        display.message(_headline(config, inputs, folder))
+        display.message(_headline(config, inputs, state, folder))
         for line in _notices(config, inputs.policy):
             display.message(f"note: {line}")
         display.message("compiling the programs of the first step; the next run finds them on disk")
@@ -92,7 +94,7 @@ def run(config: RunConfig) -> int:
             plot_runs([folder], folder / "plots")
         for line in _closing_lines(outcome, folder, stop):
             display.message(line)
-    return 0 if stop.signal is None else 128 + stop.signal
+    return 0 if stop.signal is None or state.step == config.steps else 128 + stop.signal
 
 
 def enable_compilation_cache() -> None:
@@ -169,7 +171,9 @@ def _read_inputs(config: RunConfig) -> _Inputs:
     eval_problems = []
     if config.eval_on_checkpoint:
         eval_problems = load_problems(_eval_dataset(config), "eval", seed=EVAL_SEED, limit=config.eval_on_checkpoint)
-    policy = open_policy(config.model, config.param_dtype, config.compute_dtype, untie=config.untie_head)
+    policy = open_policy(
+        config.model, config.param_dtype, config.compute_dtype, kind=config.tokenizer_kind, untie=config.untie_head
+    )
     if "format_reward_weight" in variant.numbers and policy.tokenizer.think_ids is None:
         raise InputError(
             f"{config.model} has no <think> tokens, so its answers cannot earn the format reward; choose a reasoning "
@@ -268,8 +272,8 @@ def _stop_signals() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _headline(config: RunConfig, inputs: _Inputs, folder: Path) -> str:
-    size = sum(array.size for array in jax.tree.leaves(inputs.policy.params)) / 1e6
+def _headline(config: RunConfig, inputs: _Inputs, state: TrainState, folder: Path) -> str:
+    size = sum(array.size for array in jax.tree.leaves(state.params)) / 1e6
     return (
         f"{config.variant} on {config.model} ({size:.1f} M parameters, {jax.devices()[0].device_kind}), "
         f"{len(inputs.problems)} problems of {config.dataset}, {config.prompts_per_step} x {config.num_rollouts} rollouts "
@@ -322,8 +326,10 @@ def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float,
 
 
 def _closing_lines(outcome: dict[str, Any], folder: Path, stop: _Stop) -> Iterator[str]:
-    if stop.signal is not None:
-        yield f"stopped by {signal.Signals(stop.signal).name} after step {outcome['steps_done']}; go on with --resume --out {folder}"
+    done, total = outcome["steps_done"], outcome["total_steps"]
+    if stop.signal is not None and done < total:
+        name = signal.Signals(stop.signal).name
+        yield f"stopped by {name} after step {done}; go on with --resume --out {folder} --steps {total}"
     if outcome["eval_acc_before"] is not None and outcome["eval_acc_last"] is not None:
         yield (
             f"held-out accuracy: {outcome['eval_acc_before']:.1f} % before training, {outcome['eval_acc_last']:.1f} % after "

@@ -1,4 +1,4 @@
-"""Turns a checkpoint into an Orbax one, which loads faster, or back into a Hugging Face folder."""
+"""Turns a checkpoint into an Orbax one, or back into a Hugging Face folder."""
 
 import argparse
 import sys

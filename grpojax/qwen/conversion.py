@@ -97,17 +97,13 @@ def tree_from_tensors(
     return _finite_tree(placed, where)
 
 
-def convert_tree(params: Params, dtype: str | None, where: str) -> Params:
-    """The tree in `dtype` (None: as it is).
+def place_tree(arrays: Params, dtype: str | None, where: str) -> Params:
+    """A tree of host arrays as parameters in `dtype` (None: each array's own).
 
     Raises:
       InputError: naming all arrays with values that are not finite.
     """
-    placed = {}
-    for name, array in named_leaves(params).items():
-        unchanged = dtype is None or array.dtype == dtype
-        placed[name] = (array, _is_finite(array)) if unchanged else _place(array, transposed=False, dtype=dtype)
-    return _finite_tree(placed, where)
+    return _finite_tree({path: _place(array, False, dtype) for path, array in named_leaves(arrays).items()}, where)
 
 
 def tensors_from_tree(config: QwenConfig, params: Params) -> dict[str, np.ndarray]:
@@ -151,12 +147,7 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], whe
 def _place(array: Array, transposed: bool, dtype: str | None) -> tuple[Array, Array]:
     """The array as the tree holds it, and whether all of it is finite."""
     array = (array.T if transposed else array).astype(dtype or array.dtype)
-    return array, _is_finite(array)
-
-
-@jax.jit
-def _is_finite(array: Array) -> Array:
-    return jnp.isfinite(array).all()
+    return array, jnp.isfinite(array).all()
 
 
 def _finite_tree(placed: Mapping[str, tuple[Array, Array]], where: str) -> Params:

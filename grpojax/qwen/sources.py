@@ -72,7 +72,7 @@ def safetensors_files(folder: Path) -> dict[Path, list[str] | None]:
     if index.is_file():
         try:
             places = json.loads(index.read_text("utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{index} is damaged ({error}); fetch it again.") from error
         files: dict[Path, list[str] | None] = {folder / file: [] for file in places.values()}
         for tensor, file in places.items():
@@ -116,7 +116,7 @@ def _hub_folder(name: str) -> Path:
         cached = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
         if _is_complete(cached):
             return cached
-    except OSError:  # not there, or only in part
+    except (OSError, ValueError):  # not there, only in part, or no name of a repository
         pass
     try:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))

@@ -44,7 +44,7 @@ def test_constant_group_is_exactly_zero(size):
 
 def test_constant_group_is_exactly_zero_compiled():
     got = jax.jit(lambda groups: jax.tree.map(group_advantages, groups))(CONSTANT_GROUPS)
-    assert {size: bool((np.asarray(values) == 0).all()) for size, values in got.items()} == dict.fromkeys(range(2, 17), True)
+    assert all((np.asarray(values) == 0).all() for values in got.values()), got
 
 
 def test_shift_and_scale_of_rewards_do_not_count():

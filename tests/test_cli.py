@@ -1,0 +1,320 @@
+"""The commands beside training, from the words typed to what is printed and written."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grpojax.cli import main
+from grpojax.qwen.weights import load_policy
+from grpojax.records import METRIC_COLUMNS
+from grpojax.training import rollout
+from grpojax.variants import NUMBERS, VARIANTS
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """The commands work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def call(capsys):
+    """Runs `grpojax` with these words; gives its exit code and what it printed on stdout and stderr."""
+
+    def run(*words):
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def sums():
+    """Two problems and a prompt around them."""
+    Path("sums.jsonl").write_text('{"problem": "7 + 7", "answer": "14"}\n{"problem": "6 + 6", "answer": "12"}\n')
+    Path("prompt.txt").write_text("{problem} =")
+    return "sums.jsonl"
+
+
+def tokens():
+    return np.arange(8).reshape(1, 8)
+
+
+# --- help ---
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    for command in ("train", "eval", "sample", "plot", "variants", "export", "convert"):
+        assert re.search(rf"^ +{command} +\w", out, re.MULTILINE), command
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "sample", "plot", "variants", "export", "convert"])
+def test_each_command_has_its_help(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert f"usage: grpojax {command}" in capsys.readouterr().out
+
+
+def test_the_module_runs_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "grpojax", "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: grpojax")
+
+
+# --- variants ---
+
+
+def test_variants_lists_each_row_once(call):
+    code, out, err = call("variants")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == list(VARIANTS)
+    for line, row in zip(out.splitlines(), VARIANTS.values(), strict=True):
+        assert row.summary in line
+        assert f"[{row.source}]" in line
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_explain_gives_formula_numbers_and_source(name, call):
+    code, out, err = call("variants", "--explain", name)
+    row = VARIANTS[name]
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{name}: {row.summary}\nSource: {row.source}\n")
+    assert row.formula in out
+    assert row.notes in out
+    assert f"inner_epochs = {row.inner_epochs} " in out
+    for number, value in row.numbers.items():
+        assert f"  {number} = {value:g}   {NUMBERS[number]}" in out
+
+
+# --- train ---
+
+
+def test_train_is_run_py(call, sums, tiny_folder, monkeypatch):
+    monkeypatch.setattr("grpojax.runner.plot_runs", lambda runs, out: [])
+    words = (
+        "train", "--variant", "clipped", "--model", tiny_folder, "--dataset", sums, "--prompt_template", "prompt.txt",
+        "--steps", 1, "--prompts_per_step", 2, "--num_rollouts", 4, "--max_new_tokens", 8, "--temperature", 1, "--top-p", 1,
+        "--eval_on_checkpoint", 2, "--out", "run",
+    )  # fmt: skip
+    code, out, err = call(*words)
+    assert (code, err) == (0, "")
+    assert "step 1/1" in out
+    assert Path("run/checkpoints/1").is_dir()
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: run already holds a run")
+
+    # A run folder stands for its newest checkpoint in the other commands.
+    assert call("export", "--model", "run", "exported")[:2] == (0, "exported\n")
+    trained, exported = load_policy("run/checkpoints/1"), load_policy("exported")
+    np.testing.assert_array_equal(trained.apply(trained.params, tokens()), exported.apply(exported.params, tokens()))
+    evaluated = call(
+        "eval", "--checkpoint", "run", "--dataset", sums, "--prompt-template", "prompt.txt", "--max-new-tokens", 8
+    )
+    summary = json.loads(Path("run/evals/summary.jsonl").read_text().splitlines()[-1])
+    assert summary["step"] == 1
+    assert f"{summary['correct']} of 2 of sums.jsonl" in evaluated[1]
+
+
+# --- eval ---
+
+
+def test_eval_prints_the_accuracy_and_writes_the_rows(call, sums, tiny_folder):
+    words = (
+        "eval",
+        "--model",
+        tiny_folder,
+        "--dataset",
+        sums,
+        "--prompt-template",
+        "prompt.txt",
+        "--max-new-tokens",
+        8,
+    )
+    code, out, err = call(*words, "--out", "new/rows.jsonl")
+    assert (code, err) == (0, "")
+    assert "0.0 % (0 of 2 of sums.jsonl)" in out
+    rows = [json.loads(line) for line in Path("new/rows.jsonl").read_text().splitlines()]
+    assert [(row["problem"], row["gold"], row["correct"]) for row in rows] == [
+        ("7 + 7", "14", False),
+        ("6 + 6", "12", False),
+    ]
+    code, out, err = call(*words, "--out", "new/rows.jsonl")
+    assert (code, out, err) == (2, "", "error: new/rows.jsonl exists already; choose another --out.\n")
+
+
+def test_eval_limit(call, sums, tiny_folder):
+    words = (
+        "eval",
+        "--model",
+        tiny_folder,
+        "--dataset",
+        sums,
+        "--prompt-template",
+        "prompt.txt",
+        "--max-new-tokens",
+        8,
+    )
+    assert "(0 of 1 of sums.jsonl)" in call(*words, "--limit", 1)[1]
+
+
+# --- sample ---
+
+
+def test_sample_prints_as_many_answers_as_asked(call, tiny_folder, tiny_policy, monkeypatch):
+    seen = []
+    real = rollout.make_rollouts
+
+    def watched(policy, params, prompts, key, sampler, count, max_new_tokens):
+        seen.append((policy.tokenizer.decode(prompts[0]), sampler, count, max_new_tokens))
+        rollouts = real(policy, params, prompts, key, sampler, count, max_new_tokens)
+        answer = policy.tokenizer.encode("9<|im_end|>")
+        answers = np.zeros((count, 8), int)
+        answers[:, : len(answer)] = answer
+        return rollout.Rollouts(
+            rollouts.prompts, rollouts.prompt_lens, answers, np.full(count, len(answer)), np.zeros(count, bool),
+            rollouts.logps, rollouts.entropies,
+        )  # fmt: skip
+
+    monkeypatch.setattr(rollout, "make_rollouts", watched)
+    code, out, err = call(
+        "sample", "4 + 5", "--model", tiny_folder, "--count", 3, "--max-new-tokens", 8, "--temperature", 0.5
+    )
+    assert (code, out, err) == (0, "9\n9\n9\n", "")  # one line each, special tokens left out
+    prompt, sampler, count, budget = seen[0]
+    assert "4 + 5" in prompt
+    assert "\\boxed{}" in prompt
+    assert (sampler.temperature, sampler.top_p, sampler.top_k, count, budget) == (0.5, None, None, 3, 8)
+    call("sample", "4 + 5", "--raw", "--model", tiny_folder, "--max-new-tokens", 8)
+    assert seen[1][0] == "4 + 5"
+    assert seen[1][1].temperature is None  # greedy
+
+
+def test_greedy_samples_do_not_depend_on_the_seed(call, tiny_folder):
+    words = ("sample", "4 + 5 =", "--raw", "--model", tiny_folder, "--max-new-tokens", 8)
+    first, second = (call(*words, "--seed", seed) for seed in (1, 2))
+    assert first == second
+    assert first[0] == 0
+
+
+# --- plot ---
+
+
+def test_plot_writes_into_the_run(call):
+    rows = [f"{step},2,0.5" + "," * (len(METRIC_COLUMNS) - 3) for step in (1, 2)]
+    Path("run").mkdir()
+    Path("run/metrics.csv").write_text("\n".join([",".join(METRIC_COLUMNS), *rows]) + "\n")
+    code, out, err = call("plot", "run")
+    assert (code, err) == (0, "")
+    written = [Path(line) for line in out.splitlines()]
+    assert written
+    assert all(path.is_file() and path.parent == Path("run/plots") for path in written)
+    code, out, err = call("plot", "run/metrics.csv", "--out", "pictures")
+    assert code == 0
+    assert all(Path(line).parent == Path("pictures") for line in out.splitlines())
+
+
+# --- export and convert ---
+
+
+def test_there_and_back_keeps_every_bit(call, tiny_folder, tiny_policy):
+    assert call("convert", tiny_folder, "orbax") == (0, "orbax\n", "")
+    assert Path("orbax/params").is_dir()
+    assert call("convert", "orbax", "back", "--to", "huggingface") == (0, "back\n", "")
+    assert Path("back/model.safetensors").read_bytes() == (tiny_folder / "model.safetensors").read_bytes()
+    logits = tiny_policy.apply(tiny_policy.params, tokens())
+    for name in ("orbax", "back"):
+        policy = load_policy(name)
+        np.testing.assert_array_equal(policy.apply(policy.params, tokens()), logits)
+        assert policy.tokenizer.vocab == tiny_policy.tokenizer.vocab
+
+
+def test_export_in_another_dtype(call, tiny_folder):
+    assert call("export", "--model", tiny_folder, "--dtype", "bfloat16", "small")[0] == 0
+    assert json.loads(Path("small/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"the following arguments are required: COMMAND; see grpojax --help\."),
+        (["evl"], r"argument COMMAND: invalid choice: 'evl' \(choose from .*eval"),
+        (["variants", "--explain", "cliped"], r"unknown variant 'cliped'; choose one of .* Did you mean 'clipped'\?"),
+        (["variants", "--explane", "kl"], r"unknown argument '--explane'; .* Did you mean '--explain'\?"),
+        (["train", "--steps", "0"], r"steps is 0; it must be 1 or more\."),
+        (["train", "--num-rolouts", "3"], r"unknown argument '--num-rolouts'; .* Did you mean '--num-rollouts'\?"),
+        (
+            ["train", "--seed", "99999999999999999999"],
+            r"seed is 99999999999999999999; it must be from 0 to 4294967295\.",
+        ),
+        (["eval", "--dataset", "gsm9k"], r"unknown data set 'gsm9k'; .* Did you mean 'gsm8k'\?"),
+        (["eval", "--limit", "0"], r"the number of problems must be at least 1, not 0\."),
+        (["eval", "--limit", "few"], r"argument --limit: invalid int value: 'few'"),
+        (["eval", "--model", "tiny-bas"], r"there is no model 'tiny-bas'; .* Did you mean 'tiny-base'\?"),
+        (["eval", "--max-new-tokens", "0"], r"max_new_tokens is 0; it must be 1 or more\."),
+        (["eval", "--dtype", "float64"], r"argument --dtype: invalid choice: 'float64' \(choose from"),
+        (["sample"], r"the following arguments are required: question; see grpojax sample --help\."),
+        (["sample", ""], r"the question is empty; write it between quotes\."),
+        (["sample", "1 + 1", "--max-new-tokens", "-3"], r"max_new_tokens is -3; it must be 1 or more\."),
+        (["sample", "1 + 1", "--count", "0"], r"count is 0; it must be 1 or more\."),
+        (["sample", "1 + 1", "--seed", "-1"], r"seed is -1; it must be from 0 to 4294967295\."),
+        (["sample", "1 + 1", "--top-p", "2"], r"top_p is 2\.0; it must be above 0 and at most 1"),
+        (["sample", "1 + 1", "--temperature", "-1"], r"temperature is -1\.0; it must be 0 \(greedy\)"),
+        (["sample", "1 + 1", "--prompt-template", "none"], r"cannot read the prompt template none"),
+        (["plot"], r"the following arguments are required: RUN; see grpojax plot --help\."),
+        (["plot", "nowhere"], r"nowhere does not exist; give a run folder or a metrics csv file"),
+        (["plot", "."], r"\. is no run folder, it holds no metrics\.csv"),
+        (["export", "--model", "tiny-bas", "new"], r"there is no model 'tiny-bas'"),
+        (["convert", "nowhere", "new"], r"there is no model 'nowhere'"),
+        (["convert", "nowhere", "new", "--to", "torch"], r"argument --to: invalid choice: 'torch' \(choose from"),
+    ],
+)
+def test_refused_in_one_line_with_nothing_written(words, message, call):
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: [^\n]+\n", err), err
+    assert re.match(f"error: {message}", err)
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("command", [["export", "--model"], ["convert"]])
+def test_nothing_is_overwritten(command, call, tiny_folder):
+    Path("taken").mkdir()
+    Path("taken/note").write_text("mine")
+    code, out, err = call(*command, tiny_folder, "taken")
+    assert (code, out, err) == (2, "", "error: taken exists already; name a new folder, nothing is overwritten.\n")
+    assert os.listdir() == ["taken"]
+    assert os.listdir("taken") == ["note"]
+
+
+def test_a_damaged_model_is_one_line(call, tiny_folder):
+    Path("broken").mkdir()
+    for path in tiny_folder.iterdir():
+        Path("broken", path.name).write_bytes(
+            path.read_bytes()[: path.stat().st_size // (2 if path.suffix == ".safetensors" else 1)]
+        )
+    code, out, err = call("export", "--model", "broken", "new")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: broken/model\.safetensors is damaged or incomplete [^\n]+\n", err)
+    assert not Path("new").exists()

@@ -1,0 +1,129 @@
+"""RunConfig: what is filled in, and that each setting that cannot be used is refused in one sentence."""
+
+import dataclasses
+import json
+
+import pytest
+
+from grpojax.config import BOOK, EMBEDDED, RunConfig
+from grpojax.errors import InputError
+from grpojax.variants import VARIANTS
+
+
+def resolved(**settings) -> RunConfig:
+    return RunConfig(**settings).resolved()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_resolves_to_its_own_model_and_epochs(name):
+    config = resolved(variant=name)
+    assert (config.model, config.inner_epochs) == (VARIANTS[name].model, VARIANTS[name].inner_epochs)
+    assert config.steps == EMBEDDED["steps"]
+
+
+def test_another_model_starts_from_the_settings_of_the_book():
+    config = resolved(model="some/folder")
+    assert (config.steps, config.lr, config.max_new_tokens, config.prompts_per_step) == (500, 1e-5, 512, 1)
+    assert (config.num_rollouts, config.temperature, config.top_p, config.weight_decay) == (8, 0.8, 0.9, 0.01)
+    assert config.eval_on_checkpoint == 0
+
+
+def test_what_is_given_stays():
+    given = {"steps": 7, "lr": 0.5, "prompts_per_step": 3, "max_new_tokens": 5, "checkpoint_every": 0, "inner_epochs": 4}
+    for model in ("tiny-base", "other"):
+        config = resolved(model=model, eval_on_checkpoint=1, **given)
+        assert {name: getattr(config, name) for name in given} == given
+
+
+def test_nothing_the_run_needs_is_left_open():
+    assert set(EMBEDDED) == set(BOOK)
+    config = resolved()
+    may_be_none = {
+        "eval_dataset", "prompt_template", "out", "micro_batch", "compute_dtype", "tokenizer_kind",
+        "clip_eps", "clip_low", "clip_high", "kl_coeff", "format_reward_weight", "conditional_reward",
+    }  # fmt: skip
+    assert {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None} == may_be_none
+
+
+def test_a_resolved_config_survives_json_and_resolves_to_itself():
+    config = resolved(variant="kl", clip_eps=0.2, model="x", thinking=False)
+    again = RunConfig(**json.loads(json.dumps(dataclasses.asdict(config))))
+    assert again == config
+    assert again.resolved() == config
+
+
+def test_numbers_reach_the_variant():
+    variant = resolved(variant="kl", clip_eps=0.2, clip_high=0.3, kl_coeff=0.5, inner_epochs=3).make_variant()
+    assert variant.numbers == {"clip_low": 0.2, "clip_high": 0.3, "kl_coeff": 0.5}
+    assert variant.inner_epochs == 3
+    without = resolved(variant="kl", kl_coeff=0.0).make_variant()
+    assert "kl_coeff" not in without.numbers
+
+
+def test_the_size_of_an_update():
+    config = resolved(model="x", prompts_per_step=3, num_rollouts=4, rollout_reuse="pool", minibatches=2)
+    assert config.update_size == 6
+
+
+ERRORS = [
+    ({"variant": "cliped"}, r"unknown variant 'cliped'; choose one of baseline, .* Did you mean 'clipped'\?"),
+    ({"num_rollouts": 1}, r"num_rollouts is 1; at least 2 are needed, because each is compared with its group\."),
+    ({"num_rollouts": -8}, r"num_rollouts is -8; at least 2"),
+    ({"steps": 0}, r"steps is 0; it must be 1 or more\."),
+    ({"prompts_per_step": 0}, r"prompts_per_step is 0; it must be 1 or more\."),
+    ({"max_new_tokens": 0}, r"max_new_tokens is 0; it must be 1 or more\."),
+    ({"minibatches": 0}, r"minibatches is 0; it must be 1 or more\."),
+    ({"seed": -1}, r"seed is -1; it must be from 0 to 4294967295\."),
+    ({"seed": 2**32}, r"seed is 4294967296; it must be from 0 to 4294967295\."),
+    ({"checkpoint_every": -1}, r"checkpoint_every is -1; it must be 0 or more\."),
+    ({"keep_checkpoints": 0}, r"keep_checkpoints is 0; it must be 1 or more\."),
+    ({"eval_on_checkpoint": -1}, r"eval_on_checkpoint is -1; it must be 0 or more\."),
+    ({"temperature": -0.1}, r"temperature is -0\.1; it must be 0 \(greedy\) or a positive number such as 0\.8\."),
+    ({"temperature": float("nan")}, r"temperature is nan; it must be 0"),
+    ({"temperature": float("inf")}, r"temperature is inf; it must be 0"),
+    ({"top_p": 0.0}, r"top_p is 0\.0; it must be above 0 and at most 1 \(1 keeps every token\)\."),
+    ({"top_p": -0.1}, r"top_p is -0\.1; it must be above 0"),
+    ({"top_p": 1.5}, r"top_p is 1\.5; it must be above 0 and at most 1"),
+    ({"top_p": float("nan")}, r"top_p is nan; it must be above 0"),
+    ({"top_k": -1}, r"top_k is -1; it must be 0 \(keep every token\) or more\."),
+    ({"clip_eps": -0.2}, r"clip_low is -0\.2; it must be a finite number, 0 or more\."),
+    ({"clip_high": -0.2}, r"clip_high is -0\.2; it must be a finite number, 0 or more\."),
+    ({"kl_coeff": float("nan")}, r"kl_coeff is nan; it must be a finite number, 0 or more\."),
+    ({"inner_epochs": 0}, r"inner_epochs is 0; at least 1 is needed\."),
+    ({"variant": "baseline", "clip_eps": 0.2}, r"variant 'baseline' does not use clip_low; leave it out"),
+    ({"conditional_reward": True}, r"conditional_reward has nothing to act on: variant 'clipped' has no format reward"),
+    ({"lr": -1e-3}, r"lr is -0\.001; it must be a finite number, 0 or more\."),
+    ({"lr": float("inf")}, r"lr is inf; it must be a finite number"),
+    ({"weight_decay": -1.0}, r"weight_decay is -1\.0; it must be a finite number"),
+    ({"max_grad_norm": float("nan")}, r"max_grad_norm is nan; it must be a finite number"),
+    ({"minibatches": 2}, r"minibatches splits a pool of rollouts; add --rollout-reuse pool, or leave it at 1\."),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), ERRORS)
+def test_settings_that_cannot_be_used(settings, message):
+    with pytest.raises(InputError, match=f"^{message}") as caught:
+        resolved(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_parts_that_do_not_divide_list_the_ones_that_do():
+    # Field report f01: an actionable message names both settings and the values that work.
+    with pytest.raises(InputError) as caught:
+        resolved(model="x", num_rollouts=8, micro_batch=3)
+    assert str(caught.value) == "micro_batch is 3 and does not divide the sequences of one update, 8; choose one of 1, 2, 4, 8."
+    with pytest.raises(InputError) as caught:
+        resolved(model="x", num_rollouts=6, prompts_per_step=2, rollout_reuse="pool", minibatches=5)
+    assert str(caught.value) == (
+        "minibatches is 5 and does not divide prompts_per_step * num_rollouts, 12; choose one of 1, 2, 3, 4, 6, 12."
+    )
+    with pytest.raises(InputError, match="^micro_batch is 4 and does not divide the sequences of one update, 6;"):
+        resolved(model="x", num_rollouts=6, prompts_per_step=2, rollout_reuse="pool", minibatches=2, micro_batch=4)
+    with pytest.raises(InputError, match="^micro_batch is 0 and does not divide"):
+        resolved(micro_batch=0)
+
+
+def test_the_edges_are_allowed():
+    resolved(
+        num_rollouts=2, steps=1, temperature=0.0, top_p=1.0, top_k=0, lr=0.0, clip_eps=0.0, checkpoint_every=0, micro_batch=1
+    )  # fmt: skip

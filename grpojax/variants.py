@@ -22,7 +22,8 @@ class Variant:
     name: str
     summary: str  # one line
     source: str  # where it comes from
-    formula: str  # the objective, in plain mathematics
+    formula: str  # the loss without its KL term, in plain mathematics; definitions on further lines
+    kl_formula: str  # what kl_coeff multiplies
     notes: str  # what differs from the book's script or the papers
     ratio: Callable | None  # (new_logps, old_logps, mask) -> [B] or [B, S]; None: log-probs themselves
     objective: Callable  # (ratio, advantages, its numbers) -> values, clipped
@@ -57,6 +58,7 @@ _TRACKING = Variant(
     summary="GRPO without ratio and KL: log-probability times advantage",
     source="book chapter 6 and 7.3",
     formula="loss = - mean_i A_i sum_t log p(y_it)",
+    kl_formula="mean_i sum_t [log p_new(y_it) - log p_ref(y_it)]",
     notes="Equal to the book's scripts. One update per batch, so no ratio is needed.",
     ratio=None,
     objective=objectives.reinforce,
@@ -87,8 +89,6 @@ _KL = replace(
     name="kl",
     summary="clipped, plus a KL term towards the starting policy",
     source="book 7.5",
-    formula=_CLIPPED.formula.replace("A_i)\n", "A_i) + kl_coeff mean_i k_i\n", 1)
-    + "\nk_i = sum_t [log p_new(y_it) - log p_ref(y_it)]",
     notes="The gradient of this KL estimate does not contain the reference: it pushes the sampled answers down, "
     "towards the uniform distribution. The chapter keeps it to show it fail (its 7.5 log ends at entropy 11.93 = ln V).",
     numbers=_CLIPPED.numbers | {"kl_coeff": 0.001},
@@ -98,7 +98,6 @@ _FORMAT = replace(
     name="format",
     summary="clipped, with a reward for <think> ... </think> beside the one for correctness",
     source="book 7.6",
-    formula="reward_i = correct_i + format_reward_weight format_i\n" + _CLIPPED.formula,
     notes="format_i is 1 where the first <think> comes before the first </think>. With conditional_reward it counts "
     "only in correct answers. One update per batch: the ratio is 1 and the printed loss about 0, its gradient is not.",
     numbers=_CLIPPED.numbers | {"format_reward_weight": 1.0},
@@ -184,13 +183,21 @@ def _check_number(row: Variant, key: str, value: float) -> None:
 
 def explain(variant: Variant) -> str:
     """The objective in plain mathematics, every number, the source, and what differs."""
+    loss, *definitions = variant.formula.splitlines()
+    if "kl_coeff" in variant.numbers:
+        loss += f" + kl_coeff {variant.kl_formula}"
+    reward = "reward_i = correct_i"
+    if "format_reward_weight" in variant.numbers:
+        reward += " + format_reward_weight format_i" + (" correct_i" if variant.conditional_reward else "")
     numbers = [f"  {key} = {value:g}   {NUMBERS[key]}" for key, value in variant.numbers.items()] or ["  none"]
     return "\n".join(
         [
             f"{variant.name}: {variant.summary}",
             f"Source: {variant.source}",
             "",
-            *variant.formula.splitlines(),
+            loss,
+            *definitions,
+            reward,
             "A_i = (reward_i - mean of the group) / (std of the group over G - 1, + 1e-4)",
             "",
             "Numbers:",

@@ -29,7 +29,14 @@ def test_another_model_starts_from_the_settings_of_the_book():
 
 
 def test_what_is_given_stays():
-    given = {"steps": 7, "lr": 0.5, "prompts_per_step": 3, "max_new_tokens": 5, "checkpoint_every": 0, "inner_epochs": 4}
+    given = {
+        "steps": 7,
+        "lr": 0.5,
+        "prompts_per_step": 3,
+        "max_new_tokens": 5,
+        "checkpoint_every": 0,
+        "inner_epochs": 4,
+    }
     for model in ("tiny-base", "other"):
         config = resolved(model=model, eval_on_checkpoint=1, **given)
         assert {name: getattr(config, name) for name in given} == given
@@ -111,7 +118,10 @@ def test_parts_that_do_not_divide_list_the_ones_that_do():
     # Field report f01: an actionable message names both settings and the values that work.
     with pytest.raises(InputError) as caught:
         resolved(model="x", num_rollouts=8, micro_batch=3)
-    assert str(caught.value) == "micro_batch is 3 and does not divide the sequences of one update, 8; choose one of 1, 2, 4, 8."
+    assert (
+        str(caught.value)
+        == "micro_batch is 3 and does not divide the sequences of one update, 8; choose one of 1, 2, 4, 8."
+    )
     with pytest.raises(InputError) as caught:
         resolved(model="x", num_rollouts=6, prompts_per_step=2, rollout_reuse="pool", minibatches=5)
     assert str(caught.value) == (

@@ -44,7 +44,7 @@ def test_every_row_says_what_it_is():
         assert "\n" not in row.summary
         assert set(row.numbers) <= set(NUMBERS)
         for number in row.numbers:
-            assert number in row.formula or (number == "clip_low" and row.name.startswith("book")), (row.name, number)
+            assert number in explain(row).split("Numbers:")[0] or (number == "clip_low" and row.name.startswith("book")), (row.name, number)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,6 @@ def test_explanations_show_the_numbers_in_force():
     assert "inner_epochs = 7 " in text
 
 
-@pytest.mark.xfail(strict=True, reason="the formula of a row does not follow an added or removed term")
 @pytest.mark.parametrize(
     ("name", "number", "value"),
     [

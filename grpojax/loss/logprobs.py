@@ -49,7 +49,7 @@ def token_entropy(logits: Array) -> Array:
     0.6931472
     """
     logps = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    possible = jnp.isfinite(logps)
+    possible = ~jnp.isneginf(logps)  # a NaN stays one
     logps = jnp.where(possible, logps, 0.0)  # before exp and product, so that no gradient becomes inf * 0
     return -jnp.sum(jnp.where(possible, jnp.exp(logps) * logps, 0.0), axis=-1)
 

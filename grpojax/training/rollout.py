@@ -76,8 +76,8 @@ def make_rollouts(
     Raises:
       InputError: if a prompt and its answer do not fit the model's context.
     """
+    check_context(policy, max(map(len, prompt_ids)), max_new_tokens)
     prompts, lengths = pad_prompts(prompt_ids)
-    check_context(policy, int(lengths.max()), max_new_tokens)
     out = generate(
         policy.config, params, prompts, lengths, key, sampler,
         num_rollouts=num_rollouts, max_new_tokens=max_new_tokens,

@@ -5,6 +5,7 @@ A number that is absent is the only way to say "off": no `kl_coeff` means no KL 
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,6 +155,8 @@ def get_variant(name: str, **overrides: Any) -> Variant:
     row = VARIANTS[name]
     if "clip_eps" in overrides:
         eps = overrides.pop("clip_eps")
+        if "clip_low" not in row.numbers:
+            raise InputError(_unused(row, "clip_eps"))
         overrides = {"clip_low": eps, "clip_high": eps} | overrides
     structure = {key: overrides.pop(key) for key in _STRUCTURE if key in overrides}
     for key, value in overrides.items():
@@ -161,8 +164,8 @@ def get_variant(name: str, **overrides: Any) -> Variant:
     numbers = {key: float(value) for key, value in (row.numbers | overrides).items()}
     numbers = {key: value for key, value in numbers.items() if value != 0 or key not in _SWITCHES}
     row = replace(row, numbers=numbers, **structure)
-    if row.inner_epochs < 1:
-        raise InputError(f"inner_epochs is {row.inner_epochs}; at least 1 is needed.")
+    if not isinstance(row.inner_epochs, int) or row.inner_epochs < 1:
+        raise InputError(f"inner_epochs is {row.inner_epochs!r}; it must be a whole number, at least 1.")
     if row.conditional_reward and "format_reward_weight" not in numbers:
         raise InputError(
             f"conditional_reward has nothing to act on: variant {name!r} has no format reward; "
@@ -176,9 +179,13 @@ def _check_number(row: Variant, key: str, value: float) -> None:
         known = ["clip_eps", *NUMBERS, *_STRUCTURE]
         raise InputError(f"unknown setting {key!r}; known are {', '.join(known)}.{did_you_mean(key, known)}")
     if key not in row.numbers and key not in _SWITCHES:
-        raise InputError(f"variant {row.name!r} does not use {key}; leave it out, or choose a variant with a clipped ratio.")
-    if not 0 <= value < float("inf"):
-        raise InputError(f"{key} is {value}; it must be a finite number, 0 or more.")
+        raise InputError(_unused(row, key))
+    if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
+        raise InputError(f"{key} is {value!r}; it must be a finite number, 0 or more.")
+
+
+def _unused(row: Variant, key: str) -> str:
+    return f"variant {row.name!r} does not use {key}; leave it out, or choose a variant with a clipped ratio."
 
 
 def explain(variant: Variant) -> str:

@@ -44,7 +44,9 @@ def test_every_row_says_what_it_is():
         assert "\n" not in row.summary
         assert set(row.numbers) <= set(NUMBERS)
         for number in row.numbers:
-            assert number in explain(row).split("Numbers:")[0] or (number == "clip_low" and row.name.startswith("book")), (row.name, number)
+            assert number in explain(row).split("Numbers:")[0] or (
+                number == "clip_low" and row.name.startswith("book")
+            ), (row.name, number)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +92,13 @@ def test_the_table_itself_is_not_changed():
         ("zzz", {}, r"unknown variant 'zzz'; choose one of .*book-7\.6\.$"),
         ("clipped", {"clip_hihg": 1.0}, r"unknown setting 'clip_hihg'; known are .* Did you mean 'clip_high'\?"),
         ("tracking", {"clip_low": 0.2}, "variant 'tracking' does not use clip_low; leave it out, or choose a variant"),
-        ("tracking", {"clip_eps": 0.2}, "variant 'tracking' does not use clip_low; leave it out"),
+        ("tracking", {"clip_eps": 0.2}, "variant 'tracking' does not use clip_eps; leave it out"),
         ("clipped", {"clip_eps": -0.1}, r"clip_low is -0\.1; it must be a finite number, 0 or more\."),
         ("clipped", {"clip_high": float("nan")}, "clip_high is nan; it must be a finite number"),
         ("kl", {"kl_coeff": float("inf")}, "kl_coeff is inf; it must be a finite number"),
         ("kl", {"kl_coeff": -1}, "kl_coeff is -1; it must be a finite number"),
         ("format", {"format_reward_weight": -1.0}, r"format_reward_weight is -1\.0; it must be a finite number"),
-        ("clipped", {"inner_epochs": 0}, r"inner_epochs is 0; at least 1 is needed\."),
+        ("clipped", {"inner_epochs": 0}, "inner_epochs is 0; it must be a whole number, at least 1"),
         ("clipped", {"conditional_reward": True}, "variant 'clipped' has no format reward; give a format_"),
         ("format", {"conditional_reward": True, "format_reward_weight": 0}, "conditional_reward has nothing to act on"),
     ],

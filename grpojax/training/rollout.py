@@ -15,8 +15,8 @@ from grpojax.qwen.model import Cache, Params, causal_inputs, empty_cache, head_l
 from grpojax.qwen.weights import Policy
 from grpojax.training.sampling import Sampler, sample
 
-BUCKETS = (16, 32, 48, 64, 96, 128, *(part * 2**power for power in range(5, 13) for part in (5, 6, 7, 8)))
-"""Lengths are padded up to one of these (four to an octave from 128 to 32,768), so that a new length rarely compiles."""
+BUCKETS = (16, 32, 48, 64, 96, 128, *(part * 2**power for power in range(5, 15) for part in (5, 6, 7, 8)))
+"""Lengths are padded up to one of these (four to an octave from 128 to 131,072), so that a new length rarely compiles."""
 
 
 def bucket(length: int) -> int:

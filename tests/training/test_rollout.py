@@ -249,6 +249,9 @@ def test_a_prompt_longer_than_every_bucket_is_refused():
 
 def test_buckets():
     assert [bucket(n) for n in (1, 16, 17, 49, 512, 513)] == [16, 16, 32, 64, 512, 640]
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+    for length in range(17, 32_769, 13):  # a row is never padded by more than its own length and 15
+        assert length <= bucket(length) < 2 * length + 15
     prompts, lengths = pad_prompts([[4, 5], [6] * 17])
     assert prompts.shape == (2, 32) and prompts.dtype == np.int32
     assert lengths.tolist() == [2, 17]

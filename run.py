@@ -9,7 +9,7 @@ from grpojax.runner import run
 
 def main() -> int:
     """Parse, train, show."""
-    return exit_code(lambda: run(parse_fields(RunConfig, None, "run.py", __doc__)))
+    return exit_code(lambda: run(*parse_fields(RunConfig, None, "run.py", __doc__)))
 
 
 if __name__ == "__main__":

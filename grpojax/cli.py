@@ -1,13 +1,12 @@
 """The commands beside training: one thin function each."""
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpojax.errors import InputError
-from grpojax.flags import Parser, add_fields, exit_code
+from grpojax.flags import Parser, add_fields, exit_code, fields_of
 
 if TYPE_CHECKING:
     from grpojax.qwen.weights import Policy
@@ -95,7 +94,7 @@ def _train(args: argparse.Namespace) -> int:
     from grpojax.config import RunConfig
     from grpojax.runner import run
 
-    return run(RunConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(RunConfig)}))
+    return run(*fields_of(RunConfig, args))
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -117,7 +116,7 @@ def _eval(args: argparse.Namespace) -> None:
     if args.out:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         Path(args.out).write_text("".join(json.dumps(row) + "\n" for row in evaluation.rows))
-    print(format_evaluation(evaluation))
+    print(format_evaluation(evaluation).partition(": ")[2])
 
 
 def _sample(args: argparse.Namespace) -> None:

@@ -106,6 +106,8 @@ class RunConfig:
         for name in ("lr", "weight_decay", "max_grad_norm"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more.")
+        if self.eval_dataset is not None and self.eval_on_checkpoint == 0:
+            raise InputError("eval_dataset is given but eval_on_checkpoint is 0; say how many of its problems to evaluate.")
         if self.minibatches > 1 and self.rollout_reuse != "pool":
             raise InputError("minibatches splits a pool of rollouts; add --rollout-reuse pool, or leave it at 1.")
         self._check_divides("minibatches", self.prompts_per_step * self.num_rollouts, "prompts_per_step * num_rollouts")

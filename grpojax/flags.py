@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import re
 import signal
 import sys
 import types
@@ -16,6 +17,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, **kwargs)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse's own takes -1e-3 for a flag
 
     def error(self, message: str) -> typing.NoReturn:
         raise InputError(f"{message}; see {self.prog} --help.")
@@ -38,11 +40,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_fields(parser: Parser, cls: type) -> None:
-    """Adds a flag for each field of a dataclass; its metadata holds the help text and, if any, the choices."""
+    """Adds a flag for each field of a dataclass; its metadata holds the help text and, if any, the choices.
+
+    The parsed namespace holds only the flags that were typed.
+    """
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         kind = next(t for t in _alternatives(hints[field.name]) if t is not type(None))
-        options = {"default": field.default, "help": _help(field), "dest": field.name}
+        options = {"default": argparse.SUPPRESS, "help": _help(field), "dest": field.name}
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
@@ -50,11 +55,17 @@ def add_fields(parser: Parser, cls: type) -> None:
         parser.add_argument("--" + field.name.replace("_", "-"), **options)
 
 
-def parse_fields(cls: type, argv: Sequence[str] | None, prog: str, description: str):
-    """An instance of the dataclass from a command line."""
+def parse_fields(cls: type, argv: Sequence[str] | None, prog: str, description: str) -> tuple[typing.Any, set[str]]:
+    """An instance of the dataclass from a command line, and the names of the fields that were typed."""
     parser = Parser(prog=prog, description=description)
     add_fields(parser, cls)
-    return cls(**vars(parser.parse_args(argv)))
+    return fields_of(cls, parser.parse_args(argv))
+
+
+def fields_of(cls: type, parsed: argparse.Namespace) -> tuple[typing.Any, set[str]]:
+    """An instance of the dataclass from what `add_fields` parsed, and the names of the fields that were typed."""
+    typed = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(cls) if hasattr(parsed, field.name)}
+    return cls(**typed), set(typed)
 
 
 def exit_code(command: Callable[[], int | None]) -> int:

@@ -53,15 +53,19 @@ class _Stop:
     signal: int | None = None
 
 
-def run(config: RunConfig) -> int:
+def run(config: RunConfig, typed: set[str] | None = None) -> int:
     """Trains, and leaves a run folder. Returns the exit code: 0, or 128 + n when signal n stopped the run.
+
+    Args:
+      config: the settings.
+      typed: names of those the user gave, which a resumed run must agree with; None: those that are not the defaults.
 
     Raises:
       InputError: before anything was written, if a setting or an input cannot be used.
       RunError: if training cannot go on; the last good state is saved first.
     """
     enable_compilation_cache()
-    config = _settings_of_run(config) if config.resume else config.resolved()
+    config = _settings_of_run(config, typed) if config.resume else config.resolved()
     folder = Path(config.out or _default_out(config))
     inputs = _read_inputs(config)
     grader = Grader()
@@ -70,6 +74,7 @@ def run(config: RunConfig) -> int:
         if state.step >= config.steps:
             raise InputError(f"{folder} has done all its {config.steps} steps; give a larger --steps to go on.")
         log = RunLog.resume(folder, state.step)
+        log.settings(_run_record(config))
     else:
         state = initial_state(config, inputs.policy.params)
         log = RunLog.create(folder, _run_record(config))
@@ -199,7 +204,7 @@ def _default_out(config: RunConfig) -> str:
 _MAY_CHANGE = ("out", "resume", "steps", "checkpoint_every", "keep_checkpoints")
 
 
-def _settings_of_run(given: RunConfig) -> RunConfig:
+def _settings_of_run(given: RunConfig, typed: set[str] | None) -> RunConfig:
     """The settings a run folder was made with; only how long to go on and what to keep may be given anew."""
     if given.out is None:
         raise InputError("--resume needs --out, the folder of the run to continue.")
@@ -210,20 +215,21 @@ def _settings_of_run(given: RunConfig) -> RunConfig:
         raise InputError(f"{given.out} holds no run to resume (no config.json); check --out.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read as the settings of a run ({error}); start anew with another --out.") from None
-    for field in dataclasses.fields(RunConfig):
-        value = getattr(given, field.name)
-        if field.name not in _MAY_CHANGE and value not in (field.default, getattr(recorded, field.name)):
+    if typed is None:
+        default = RunConfig()
+        typed = {f.name for f in dataclasses.fields(RunConfig) if getattr(given, f.name) != getattr(default, f.name)}
+    for name in sorted(typed - set(_MAY_CHANGE)):
+        value, then = getattr(given, name), getattr(recorded, name)
+        if value != then:
             raise InputError(
-                f"--{field.name.replace('_', '-')} is {value}, but the run in {given.out} was made with "
-                f"{getattr(recorded, field.name)}; leave the flag out, or start anew with another --out."
+                f"--{name.replace('_', '-')} is {value}, but the run in {given.out} was made with {then}; leave the flag out, "
+                "or start anew with another --out."
             )
-    default = RunConfig()
-    changed = {name: getattr(given, name) for name in _MAY_CHANGE if getattr(given, name) != getattr(default, name)}
-    return dataclasses.replace(recorded, **changed).resolved()
+    return dataclasses.replace(recorded, **{name: getattr(given, name) for name in typed & set(_MAY_CHANGE)}).resolved()
 
 
 def _run_record(config: RunConfig) -> dict[str, Any]:
-    """What config.json holds: the settings, and what they ran on."""
+    """What config.json holds: the settings, and what they ran on (a resumed run: what it goes on with)."""
     packages = ("grpojax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "sympy")
     device = jax.devices()[0]
     return {
@@ -245,9 +251,12 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
+    checkout = Path(__file__).parents[1]
+    if not (checkout / ".git").exists():  # installed; a repository around it would be somebody else's
+        return None
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+            ["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -329,7 +338,7 @@ def _closing_lines(outcome: dict[str, Any], folder: Path, stop: _Stop) -> Iterat
     done, total = outcome["steps_done"], outcome["total_steps"]
     if stop.signal is not None and done < total:
         name = signal.Signals(stop.signal).name
-        yield f"stopped by {name} after step {done}; go on with --resume --out {folder} --steps {total}"
+        yield f"stopped by {name} after step {done}; go on with --resume --out {folder}"
     if outcome["eval_acc_before"] is not None and outcome["eval_acc_last"] is not None:
         yield (
             f"held-out accuracy: {outcome['eval_acc_before']:.1f} % before training, {outcome['eval_acc_last']:.1f} % after "

@@ -21,7 +21,7 @@ class Settings:
 
 
 def parse(*argv):
-    return parse_fields(Settings, list(argv), "prog", "what it does")
+    return parse_fields(Settings, list(argv), "prog", "what it does")[0]
 
 
 def test_defaults_stay():
@@ -36,6 +36,7 @@ def test_defaults_stay():
         (["--max_steps=8"], {"max_steps": 8}),
         (["--max-steps=8"], {"max_steps": 8}),
         (["--rate", "-0.001"], {"rate": -0.001}),
+        (["--rate", "-1e-3"], {"rate": -0.001}),
         (["--rate", "2"], {"rate": 2.0}),
         (["--name", "a_b"], {"name": "a_b"}),
         (["--name=a_b--c_d"], {"name": "a_b--c_d"}),
@@ -51,9 +52,13 @@ def test_flags_as_they_may_be_typed(argv, expected):
     assert parse(*argv) == Settings(**expected)
 
 
+def test_typed_flags_are_told_from_defaults():
+    assert parse_fields(Settings, ["--max-steps", "3", "--no-strict"], "prog", "")[1] == {"max_steps", "strict"}
+
+
 def test_without_arguments_the_command_line_is_read(monkeypatch):
     monkeypatch.setattr("sys.argv", ["prog", "--max_steps", "5"])
-    assert parse_fields(Settings, None, "prog", "").max_steps == 5
+    assert parse_fields(Settings, None, "prog", "")[0].max_steps == 5
 
 
 @pytest.mark.parametrize(

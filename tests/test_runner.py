@@ -309,7 +309,7 @@ def test_a_signal_during_a_step_lets_it_finish(call, no_plots, monkeypatch):
     assert code == 130
     assert signal.getsignal(signal.SIGINT) is before
     assert checkpoint_steps(Path("run/checkpoints")) == [2]
-    assert "stopped by SIGINT after step 2; go on with --resume --out run --steps 50\n" in out
+    assert "stopped by SIGINT after step 2; go on with --resume --out run\n" in out
     assert steps_in(Path("run")) == [1, 2]
     # No evaluation was made after training: none may be claimed.
     summary = json.loads(Path("run/summary.json").read_text())
@@ -419,6 +419,16 @@ def test_what_was_set_stays_set_on_resume(call, again, no_plots):
     assert checkpoint_steps(Path("run/checkpoints")) == [4]
     again("--resume", "--out", "run", "--steps", "6", "--keep-checkpoints", "2")
     assert checkpoint_steps(Path("run/checkpoints")) == [5, 6]
+    assert "run has done all its 6 steps" in again("--resume", "--out", "run")[2]  # config.json follows
+
+
+def test_a_typed_default_counts_on_resume(call, again, no_plots):
+    call(seed=7)
+    code, _, err = again("--resume", "--out", "run", "--seed", "42", "--steps", "4")
+    assert (code, err) == (
+        2,
+        "error: --seed is 42, but the run in run was made with 7; leave the flag out, or start anew with another --out.\n",
+    )
 
 
 def test_what_resume_refuses(call, again, no_plots):

@@ -104,6 +104,10 @@ class RunLog:
                 path.unlink()
         return cls(folder, samples_every)
 
+    def settings(self, config: dict[str, Any]) -> None:
+        """Write config.json anew, whole or not at all."""
+        _replace(self.folder / "config.json", _json(config, indent=2).encode() + b"\n")
+
     def append(self, record: StepRecord) -> None:
         """Write one step: its evaluation if it has one, its samples when due, its line, and last its row.
 

@@ -62,14 +62,18 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer: optax.GradientTrans
     if not steps:
         raise InputError(f"{folder} holds no complete checkpoint to resume from; start the run anew with another --out.")
     newest = folder / str(steps[-1])
-    params = load_policy(newest, dtype=str(jax.tree.leaves(policy.params)[0].dtype)).params
+    try:
+        params = load_policy(newest, dtype=str(jax.tree.leaves(policy.params)[0].dtype)).params
+    except InputError as error:
+        raise InputError(_damaged("policy", newest, str(error).rstrip("."))) from error
     empty = jax.eval_shape(lambda p: init_optimizer(optimizer, p), params)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             opt_state = checkpointer.restore((newest / "optimizer").absolute(), empty)
     except Exception as error:  # Orbax and its storage raise many sorts
-        raise InputError(
-            f"the optimizer state in {newest} is damaged ({type(error).__name__}); remove that folder to resume from an "
-            "earlier checkpoint."
-        ) from error
+        raise InputError(_damaged("optimizer state", newest, type(error).__name__)) from error
     return TrainState(steps[-1], params, opt_state)
+
+
+def _damaged(part: str, folder: Path, why: str) -> str:
+    return f"the {part} in {folder} is damaged ({why}); remove that folder to resume from an earlier checkpoint."

@@ -79,7 +79,7 @@ def train(
       grader: compares answers with the right ones; a new one if None.
 
     Yields:
-      After each step the new state and its record.
+      After each step the new state and its record. The next step reuses the memory of this state's opt_state.
 
     Raises:
       RunError: if a loss or gradient is not finite; it names the quantity and the step.

@@ -47,6 +47,13 @@ class _Inputs:
 
 
 @dataclasses.dataclass
+class _Current:
+    """The state the run has reached. It is held here alone, so that the weights of no earlier step stay in memory."""
+
+    state: TrainState
+
+
+@dataclasses.dataclass
 class _Stop:
     """Set by Ctrl-C or SIGTERM; the step under way is finished first."""
 
@@ -70,36 +77,36 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
     inputs = _read_inputs(config)
     grader = Grader()
     if config.resume:
-        state = load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config))
-        if state.step >= config.steps:
+        current = _Current(load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config)))
+        if current.state.step >= config.steps:
             raise InputError(f"{folder} has done all its {config.steps} steps; give a larger --steps to go on.")
-        log = RunLog.resume(folder, state.step)
+        log = RunLog.resume(folder, current.state.step)
         log.settings(_run_record(config))
     else:
-        state = initial_state(config, inputs.policy.params)
+        current = _Current(initial_state(config, inputs.policy.params))
         log = RunLog.create(folder, _run_record(config))
     if "kl_coeff" not in config.make_variant().numbers:  # only a KL term compares with the starting weights
         inputs = dataclasses.replace(inputs, policy=dataclasses.replace(inputs.policy, params={}))
-    start, first_step = time.perf_counter(), state.step
-    with _stop_signals() as stop, progress_display(config.steps, state.step) as display:
-        display.message(_headline(config, inputs, state, folder))
+    start, first_step = time.perf_counter(), current.state.step
+    with _stop_signals() as stop, progress_display(config.steps, first_step) as display:
+        display.message(_headline(config, inputs, current.state, folder))
         for line in _notices(config, inputs.policy):
             display.message(f"note: {line}")
         display.message("compiling the programs of the first step; the next run finds them on disk")
         if config.resume:
-            display.message(f"resuming after step {state.step}")
+            display.message(f"resuming after step {first_step}")
         elif config.eval_on_checkpoint:
-            evaluation = _evaluate(config, inputs, state, grader)
+            evaluation = _evaluate(config, inputs, current.state, grader)
             log.evaluation(evaluation)
             display.message(_accuracy_line("before training", evaluation))
-        state = _train(config, inputs, state, grader, log, display, stop)
-        outcome = _outcome(config, folder, state, time.perf_counter() - start, grader)
+        _train(config, inputs, current, grader, log, display, stop)
+        outcome = _outcome(config, folder, current.state, time.perf_counter() - start, grader)
         log.summary(outcome)
-        if state.step > first_step:
+        if current.state.step > first_step:
             plot_runs([folder], folder / "plots")
         for line in _closing_lines(outcome, folder, stop):
             display.message(line)
-    return 0 if stop.signal is None or state.step == config.steps else 128 + stop.signal
+    return 0 if stop.signal is None or current.state.step == config.steps else 128 + stop.signal
 
 
 def enable_compilation_cache() -> None:
@@ -122,8 +129,8 @@ def open_policy(model: str, param_dtype: str = "float32", compute_dtype: str | N
 
 
 def _train(
-    config: RunConfig, inputs: _Inputs, state: TrainState, grader: Grader, log: RunLog, display: Display, stop: _Stop
-) -> TrainState:
+    config: RunConfig, inputs: _Inputs, current: _Current, grader: Grader, log: RunLog, display: Display, stop: _Stop
+) -> None:
     """The loop with its checkpoints. On any error the last complete state is saved before the error goes on."""
     checkpoints = log.folder / "checkpoints"
 
@@ -134,26 +141,25 @@ def _train(
         prune_checkpoints(checkpoints, config.keep_checkpoints, max(accuracies, key=accuracies.get, default=None))
         return path
 
-    steps = train(config, inputs.policy, inputs.problems, state, inputs.template, grader)
+    steps = train(config, inputs.policy, inputs.problems, current.state, inputs.template, grader)
     try:
-        for state, record in steps:
-            last = state.step == config.steps or stop.signal is not None
-            if last or (config.checkpoint_every and state.step % config.checkpoint_every == 0):
+        for current.state, record in steps:
+            last = current.state.step == config.steps or stop.signal is not None
+            if last or (config.checkpoint_every and current.state.step % config.checkpoint_every == 0):
                 if config.eval_on_checkpoint and stop.signal is None:
-                    record = _with_evaluation(record, _evaluate(config, inputs, state, grader))
+                    record = _with_evaluation(record, _evaluate(config, inputs, current.state, grader))
                 log.append(record)  # before the checkpoint: a row without checkpoint is made again, the reverse is lost
-                record = dataclasses.replace(record, checkpoint=str(save(state)))
+                record = dataclasses.replace(record, checkpoint=str(save(current.state)))
             else:
                 log.append(record)
             display.update(record)
             if last:
                 break
     except BaseException as error:
-        good = getattr(error, "state", None) or state
+        good = getattr(error, "state", None) or current.state
         if good.step > 0 and not any(array.is_deleted() for array in jax.tree.leaves((good.params, good.opt_state))):
             save(good)
         raise
-    return state
 
 
 def _evaluate(config: RunConfig, inputs: _Inputs, state: TrainState, grader: Grader) -> Evaluation:

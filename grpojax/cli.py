@@ -155,13 +155,14 @@ def _plot(args: argparse.Namespace) -> None:
 
 
 def _variants(args: argparse.Namespace) -> None:
-    from grpojax.variants import VARIANTS, explain, get_variant
+    from grpojax.describe import explain
+    from grpojax.variants import VARIANTS, get_variant
 
     if args.explain:
         print(explain(get_variant(args.explain)))
     else:
         for row in VARIANTS.values():
-            print(f"{row.name:10s} {row.summary}  [{row.source}]")
+            print(f"{row.name:18s} {row.summary}  [{row.source}]")
 
 
 def _export(args: argparse.Namespace) -> None:

@@ -6,11 +6,25 @@ from typing import Any
 
 from grpojax.errors import InputError
 from grpojax.training.sampling import Sampler, make_sampler
-from grpojax.variants import VARIANTS, Variant, get_variant
+from grpojax.variants import (
+    ADVANTAGES,
+    KL_ESTIMATORS,
+    KL_LEVELS,
+    REDUCTIONS,
+    ROLLOUT_REUSE,
+    VARIANTS,
+    Variant,
+    get_variant,
+)
 
 
 def _flag(default: Any, text: str, **extra: Any) -> Any:
     return field(default=default, metadata={"help": text, **extra})
+
+
+def _number(text: str, **extra: Any) -> Any:
+    """A setting of the variant; None: as its row has it."""
+    return _flag(None, text, variant=True, **extra)
 
 
 @dataclass(frozen=True)
@@ -37,15 +51,37 @@ class RunConfig:
     top_k: int = _flag(0, "sample from the k likeliest tokens; 0 keeps all")
     thinking: bool = _flag(True, "chat prompt of reasoning models: let the model think; off closes an empty think block")
 
-    clip_eps: float | None = _flag(None, "how far the ratio may move from 1, both sides", number=True)
-    clip_low: float | None = _flag(None, "how far the ratio may fall below 1", number=True)
-    clip_high: float | None = _flag(None, "how far the ratio may rise above 1", number=True)
-    kl_coeff: float | None = _flag(None, "weight of the KL term; 0 takes it away", number=True)
-    format_reward_weight: float | None = _flag(None, "weight of the think-format reward; 0 takes it away", number=True)
-    conditional_reward: bool | None = _flag(None, "format reward only where the answer is correct", number=True)
-    inner_epochs: int | None = _flag(None, "updates from one frozen old policy", number=True)
-    rollout_reuse: str = _flag(
-        "fresh", "inner epochs draw fresh rollouts from the old policy, or go over one pool of them", choices=("fresh", "pool")
+    clip_eps: float | None = _number("how far the ratio may move from 1, both sides")
+    clip_low: float | None = _number("how far the ratio may fall below 1")
+    clip_high: float | None = _number("how far the ratio may rise above 1")
+    clip_dual: float | None = _number("largest ratio of an answer with a negative advantage; 0: none")
+    ratio_cap: float | None = _number("cispo: largest weight of a token, the bound itself")
+    sapo_tau_pos: float | None = _number("sapo: how sharply the gate closes for good answers")
+    sapo_tau_neg: float | None = _number("sapo: how sharply the gate closes for bad ones")
+    reduction: str | None = _number("from tokens to one loss: sum or mean of each sequence, mean over all tokens, constant divisor", choices=tuple(REDUCTIONS))
+    token_budget: float | None = _number("the constant divisor of an answer's tokens (default: max_new_tokens)")
+    advantage: str | None = _number("from rewards to advantages", choices=tuple(ADVANTAGES))
+    kl_coeff: float | None = _number("weight of the KL term; 0 takes it away")
+    kl_estimator: str | None = _number("estimator of the KL term", choices=tuple(KL_ESTIMATORS))
+    kl_level: str | None = _number("KL of each token, or of whole sequences", choices=KL_LEVELS)
+    kl_reweight: bool | None = _number("multiply the KL estimate by the importance ratio")
+    length_normalize: bool | None = _number("divide the KL estimate by the answer's length")
+    kl_domains: str | None = _number("factors on kl_coeff by a problem's domain, such as math=0,code=2")
+    reference_refresh: int | None = _number("every so many steps the policy becomes the reference; 0: never")
+    tis_cap: float | None = _number("truncated importance sampling of trainer against sampler: the largest weight; 0: none")
+    sequence_mask_cap: float | None = _number("leave out answers whose weight of trainer over sampler is larger; 0: none")
+    off_policy_delta: float | None = _number("leave out bad answers this much less likely than when sampled, in nats a token")
+    keep_sampling_mask: bool | None = _number("take log-probs over the ids that could be sampled")
+    sampling_temperature: bool | None = _number("take log-probs at the temperature of sampling")
+    rewards: str | None = _number("reward functions and weights, such as correct=1,format=0.5,my_module:my_function=0.2")
+    format_reward_weight: float | None = _number("weight of the think-format reward; 0 takes it away")
+    conditional_reward: bool | None = _number("format reward only where the answer is correct")
+    overlong_cache: float | None = _number("tokens before the budget's end over which the overlong punishment grows")
+    mask_truncated: bool | None = _number("leave answers that the budget cut off out of the loss")
+    dynamic_sampling: int | None = _number("most rounds of prompts a step draws to fill itself with groups that disagree; 0: one")
+    inner_epochs: int | None = _number("passes over the rollouts of one frozen old policy")
+    rollout_reuse: str | None = _number(
+        "inner epochs draw fresh rollouts from the old policy, or go over one pool of them", choices=ROLLOUT_REUSE
     )
     minibatches: int = _flag(1, "parts a pool is split into, one update each")
     skip_zero_advantage_updates: bool = _flag(False, "no update where every group agrees on its reward")
@@ -75,14 +111,25 @@ class RunConfig:
         model = self.model or variant.model
         suggested = EMBEDDED if model in _EMBEDDED_MODELS else BOOK
         filled = {key: value for key, value in suggested.items() if getattr(self, key) is None}
-        config = dataclasses.replace(self, model=model, inner_epochs=variant.inner_epochs, **filled)
+        decided = {"inner_epochs": variant.inner_epochs, "rollout_reuse": variant.rollout_reuse}
+        config = dataclasses.replace(self, model=model, **decided, **filled)
         config._check()
         return config
 
     def make_variant(self) -> Variant:
-        """The variant's row with the numbers that were given."""
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("number")}
-        return get_variant(self.variant, **{key: value for key, value in given.items() if value is not None})
+        """The variant's row with the settings that were given, and the numbers it takes from the run."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.metadata.get("variant")}
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in ("rewards", "kl_domains"):
+            if name in given:
+                given[name] = parse_weights(name, given[name])
+        variant = get_variant(self.variant, **given)
+        numbers = dict(variant.numbers)
+        if variant.reduction is REDUCTIONS["constant"] and self.max_new_tokens is not None:
+            numbers.setdefault("token_budget", float(self.max_new_tokens))
+        if variant.sampling_temperature and self.temperature > 0:
+            numbers["score_temperature"] = float(self.temperature)
+        return dataclasses.replace(variant, numbers=numbers)
 
     def make_sampler(self) -> Sampler:
         """How the rollouts are drawn."""
@@ -95,6 +142,12 @@ class RunConfig:
 
     def _check(self) -> None:
         self.make_sampler()
+        variant = self.make_variant()
+        if variant.keep_sampling_mask and self.temperature == 0:
+            raise InputError(
+                "keep_sampling_mask with temperature 0 leaves one possible token, whose log-prob is always 0; give a temperature "
+                "above 0, or --no-keep-sampling-mask."
+            )
         check_seed(self.seed)
         if self.num_rollouts < 2:
             raise InputError(
@@ -118,6 +171,22 @@ class RunConfig:
         if getattr(self, name) < 1 or total % getattr(self, name):
             fits = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
             raise InputError(f"{name} is {getattr(self, name)} and does not divide {meaning}, {total}; choose one of {fits}.")
+
+
+def parse_weights(name: str, text: str) -> dict[str, float]:
+    """ "correct=1,format=0.5" -> {"correct": 1.0, "format": 0.5}; a name alone weighs 1, "" is none.
+
+    Raises:
+      InputError: for anything else; `name` is the setting it speaks of.
+    """
+    weights = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = part.partition("=")
+        try:
+            weights[key.strip()] = float(value) if equals else 1.0
+        except ValueError:
+            raise InputError(f"{name} has {part!r}; write name=number, separated by commas, such as correct=1,format=0.5.") from None
+    return weights
 
 
 def check_seed(seed: int) -> None:

@@ -13,9 +13,14 @@ METRIC_COLUMNS = (
     "step", "total_steps", "loss", "pg_loss", "kl_loss", "policy_ratio", "clip_frac", "reward_avg", "reward_std",
     "correct_avg", "format_reward_avg", "tokens_per_sec", "avg_response_len", "truncated_frac", "adv_avg", "adv_std",
     "zero_adv_frac", "entropy_avg", "kl_k1", "kl_k3", "grad_norm", "lr", "rollout_seconds", "update_seconds",
-    "step_seconds", "eval_acc",
+    "step_seconds", "eval_acc", "groups_drawn", "groups_carried", "drawn_correct_avg", "safeguard_weight", "logp_gap",
 )
-"""The header of metrics.csv, fixed from the first step. Accuracies are percentages, times are seconds, entropies nats."""
+"""The columns of metrics.csv that every run has. Accuracies are percentages, times are seconds, entropies nats."""
+
+
+def reward_column(name: str) -> str:
+    """The column of one reward function; a run has one for each, behind METRIC_COLUMNS: the mean before weighting."""
+    return f"reward_{name}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +31,9 @@ class Sample:
     gold: str
     text: str  # the generated text alone, special tokens included
     extracted: str  # what stood in the last complete box; "" without one
-    rewards: dict[str, float]  # by name of the reward function, before weighting
-    reward: float  # the weighted total the advantages are made of
+    correct: bool  # the grader's verdict on it, whatever the rewards
+    rewards: dict[str, float | None]  # by name of the reward function, before weighting; None where it abstains
+    reward: float | None  # the weighted total; None where all abstain
     advantage: float
     length: int  # generated tokens, the stop token included
     truncated: bool
@@ -35,20 +41,21 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Greedy accuracy on a fixed list of problems."""
+    """Accuracy on a fixed list of problems."""
 
     step: int  # updates made before it; 0 is the model as it came
     dataset: str
-    correct: int
-    total: int
+    correct: int  # answers whose last box holds the right one
+    total: int  # answers: problems times samples
     avg_response_len: float
     truncated_frac: float
     seconds: float
-    rows: list[dict[str, Any]]  # one per problem: problem, gold, text, extracted, correct, length, truncated
+    rows: list[dict[str, Any]]  # one per problem; training/evaluate.py says what is in it
+    correct_or_last_number: int | None = None  # the same where the last number of a text without a box counts too
 
     @property
     def accuracy(self) -> float:
-        """Percent of the problems answered correctly."""
+        """Percent of the answers that are correct."""
         return 100.0 * self.correct / self.total
 
 
@@ -58,7 +65,7 @@ class StepRecord:
 
     step: int  # from 1
     total_steps: int
-    metrics: dict[str, float | None]  # keys from METRIC_COLUMNS; None where a value does not apply
+    metrics: dict[str, float | None]  # by column of metrics.csv; None where a value does not apply
     samples: list[Sample]
     evaluation: Evaluation | None = None
     checkpoint: str | None = None  # the folder written after this step

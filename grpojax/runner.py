@@ -16,10 +16,10 @@ from typing import Any
 import jax
 
 from grpojax.config import RunConfig
+from grpojax.describe import notices
 from grpojax.errors import InputError
-from grpojax.loss import penalties
 from grpojax.qwen.weights import Policy, load_policy
-from grpojax.records import Evaluation, StepRecord
+from grpojax.records import Evaluation, StepRecord, reward_column
 from grpojax.reporting.metrics import read_evaluations
 from grpojax.reporting.plots import plot_runs
 from grpojax.reporting.progress import Display, progress_display
@@ -27,10 +27,11 @@ from grpojax.reporting.runlog import RunLog
 from grpojax.tasks.grading import Grader
 from grpojax.tasks.problems import Problem, cache_folder, load_problems
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template, render_prompt
+from grpojax.tasks.rewards import reward_function
 from grpojax.training.checkpoint import checkpoint_steps, load_checkpoint, prune_checkpoints, save_checkpoint
 from grpojax.training.evaluate import evaluate
 from grpojax.training.rollout import check_context
-from grpojax.training.train import TrainState, compile_counts, initial_state, run_optimizer, train
+from grpojax.training.train import TrainState, compile_counts, initial_state, run_optimizer, run_variant, train
 
 EVAL_SEED = 0
 """Generated evaluation problems are the same in every run, so that accuracies can be compared."""
@@ -84,13 +85,14 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
         log.settings(_run_record(config))
     else:
         current = _Current(initial_state(config, inputs.policy.params))
-        log = RunLog.create(folder, _run_record(config))
-    if "kl_coeff" not in config.make_variant().numbers:  # only a KL term compares with the starting weights
+        columns = tuple(reward_column(name) for name in config.make_variant().rewards)
+        log = RunLog.create(folder, _run_record(config), more_columns=columns)
+    if "kl_coeff" not in run_variant(config, inputs.problems).numbers:  # only a KL term compares with the starting weights
         inputs = dataclasses.replace(inputs, policy=dataclasses.replace(inputs.policy, params={}))
     start, first_step = time.perf_counter(), current.state.step
     with _stop_signals() as stop, progress_display(config.steps, first_step) as display:
         display.message(_headline(config, inputs, current.state, folder))
-        for line in _notices(config, inputs.policy):
+        for line in _notices(config, inputs):
             display.message(f"note: {line}")
         display.message("compiling the programs of the first step; the next run finds them on disk")
         if config.resume:
@@ -185,7 +187,9 @@ def _read_inputs(config: RunConfig) -> _Inputs:
     policy = open_policy(
         config.model, config.param_dtype, config.compute_dtype, kind=config.tokenizer_kind, untie=config.untie_head
     )
-    if "format_reward_weight" in variant.numbers and policy.tokenizer.think_ids is None:
+    for name in variant.rewards:
+        reward_function(name)
+    if "format" in variant.rewards and policy.tokenizer.think_ids is None:
         raise InputError(
             f"{config.model} has no <think> tokens, so its answers cannot earn the format reward; choose a reasoning "
             "model, or --format-reward-weight 0."
@@ -241,6 +245,7 @@ def _run_record(config: RunConfig) -> dict[str, Any]:
     return {
         "config": dataclasses.asdict(config),
         "variant_numbers": config.make_variant().numbers,
+        "variant_rewards": config.make_variant().rewards,
         "grader": "grpojax",
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
         "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
@@ -296,21 +301,13 @@ def _headline(config: RunConfig, inputs: _Inputs, state: TrainState, folder: Pat
     )
 
 
-def _notices(config: RunConfig, policy: Policy) -> Iterator[str]:
+def _notices(config: RunConfig, inputs: _Inputs) -> Iterator[str]:
     """What a setting does that its name does not say."""
     variant = config.make_variant()
-    updates = config.inner_epochs * config.minibatches
-    if variant.ratio is not None and updates == 1:
-        yield (
-            "with one update per batch the ratio is 1, so the bound cannot act and the printed loss is about 0; its gradient "
-            "is that of log-probability times advantage"
-        )
-    if "kl_coeff" in variant.numbers and variant.penalty is penalties.sequence_k1:
-        yield (
-            "the gradient of this KL term does not contain the reference: it lowers the probability of sampled answers, and "
-            "in the book's 7.5 run it ended in uniform noise; watch entropy_avg"
-        )
-    if "format_reward_weight" in variant.numbers and policy.tokenizer.kind == "reasoning" and not config.thinking:
+    yield from notices(variant, config.inner_epochs * config.minibatches)
+    if variant.numbers.keys() - run_variant(config, inputs.problems).numbers.keys():
+        yield "kl_domains gives every training problem a KL weight of 0, so there is no KL term and no reference model"
+    if "format" in variant.rewards and inputs.policy.tokenizer.kind == "reasoning" and not config.thinking:
         yield "without thinking the prompt itself closes the think block, so no answer can earn the format reward"
 
 

@@ -1,6 +1,10 @@
 """What all tests share, above all a random policy so small that a step compiles and runs in about a second."""
 
+import os
 from pathlib import Path
+
+# Most of the suite's time is compilation of programs that run once; half of it is LLVM's optimisation.
+os.environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')}".strip()
 
 import jax
 import numpy as np

@@ -70,6 +70,7 @@ def test_files_between_the_rooms():
         "records": set(),
         "flags": {"errors"},
         "variants": {"errors", "loss"},
+        "describe": {"loss", "variants"},
         "config": {"errors", "variants", "training.sampling"},
         "__init__": set(),
         "__main__": {"cli"},

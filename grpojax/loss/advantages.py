@@ -1,4 +1,8 @@
-"""Rewards of a group of rollouts -> advantages."""
+"""Rewards of a group of rollouts -> advantages.
+
+A NaN reward is an abstention: that answer takes no part in the means and spreads of its group and has advantage 0.
+A group whose rewards are all equal teaches nothing and gets exact zeros, also where their float mean is a rounding off.
+"""
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,7 +18,7 @@ def group_advantages(rewards: Array, eps: float = 1e-4) -> Array:
       eps: keeps the quotient finite.
 
     Returns:
-      [P, G] float32. Exactly zero for a group of equal rewards, also where their float mean is a rounding off.
+      [P, G] float32.
 
     Raises:
       ValueError: if a group has fewer than 2 rollouts: it has no spread to compare with.
@@ -25,7 +29,59 @@ def group_advantages(rewards: Array, eps: float = 1e-4) -> Array:
     >>> print(group_advantages(jnp.array([[1.0, 1.0, 0.0, 0.0]])).round(4))
     [[ 0.8659  0.8659 -0.8659 -0.8659]]
     """
-    return _standardise(_checked(rewards), eps)
+    centred = centred_advantages(rewards)
+    return centred / (_std(centred, _present(rewards), axis=1) + eps)
+
+
+def centred_advantages(rewards: Array) -> Array:
+    """Reward minus the mean of the group, not divided by a spread: [P, G] -> [P, G]. Raises as `group_advantages`.
+
+    Dividing gives groups that nearly agree (very easy or very hard problems) the largest weight; this does not.
+
+    Source: arXiv:2503.20783 (Dr. GRPO), section 3.2; arXiv:2512.02556 (DeepSeek-V3.2), section 3.1.
+
+    >>> print(centred_advantages(jnp.array([[1.0, 0.0, 0.0, 0.0]])))
+    [[ 0.75 -0.25 -0.25 -0.25]]
+    """
+    rewards = _checked(rewards)
+    present = _present(rewards)
+    filled = jnp.where(present, rewards, 0.0)
+    mean = jnp.sum(filled, axis=1, keepdims=True) / jnp.maximum(jnp.sum(present, axis=1, keepdims=True), 1)
+    most = jnp.max(jnp.where(present, rewards, -jnp.inf), axis=1, keepdims=True)
+    least = jnp.min(jnp.where(present, rewards, jnp.inf), axis=1, keepdims=True)
+    return jnp.where(present & (most > least), filled - mean, 0.0)
+
+
+def batch_std_advantages(rewards: Array, eps: float = 1e-4) -> Array:
+    """Reward minus the mean of the group, over the std of all rewards of the step: [P, G] -> [P, G].
+
+    Every group is scaled alike, so that no group weighs more for agreeing nearly. Raises as `group_advantages`.
+
+    Source: arXiv:2508.08221 ("Lite PPO"), section 4.1. Groups (1, 0) and (1, 1): std of all four 1/2, 0.5 / 0.5001.
+
+    >>> print(batch_std_advantages(jnp.array([[1.0, 0.0], [1.0, 1.0]])).round(4))
+    [[ 0.9998 -0.9998]
+     [ 0.      0.    ]]
+    """
+    rewards = _checked(rewards)
+    present = _present(rewards)
+    mean = jnp.sum(jnp.where(present, rewards, 0.0)) / jnp.maximum(jnp.sum(present), 1)
+    spread = _std(jnp.where(present, rewards - mean, 0.0), present, axis=None)
+    return centred_advantages(rewards) / (spread + eps)
+
+
+def leave_one_out_advantages(rewards: Array) -> Array:
+    """Reward minus the mean of the *other* rollouts of the group: [P, G] -> [P, G]. Raises as `group_advantages`.
+
+    The baseline does not depend on the answer it judges, so the gradient is unbiased.
+
+    Source: arXiv:2402.14740 (RLOO), eq. 8. With n answers it is n / (n - 1) times the centred reward: 4/3 * 3/4 = 1.
+
+    >>> print(leave_one_out_advantages(jnp.array([[1.0, 0.0, 0.0, 0.0]])).round(4))
+    [[ 1.     -0.3333 -0.3333 -0.3333]]
+    """
+    count = jnp.sum(_present(_checked(rewards)), axis=1, keepdims=True)
+    return centred_advantages(rewards) * count / jnp.maximum(count - 1, 1)
 
 
 def gdpo_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
@@ -41,13 +97,58 @@ def gdpo_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
 
     Source: arXiv:2601.05242, eq. 4 to 6.
     """
-    rewards, weights = jnp.asarray(rewards, jnp.float32), jnp.asarray(weights, jnp.float32)
-    check_shape("rewards", rewards, (None, None, None))
-    check_shape("weights", weights, rewards.shape[:1])
+    total = _weighted_groups(rewards, weights, eps)
+    return _standardised(total.reshape(1, -1), eps).reshape(total.shape) * _has_signal(total)
+
+
+def gdpo_group_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
+    """As `gdpo_advantages`, with the second normalisation inside each group as well.
+
+    Source: the book's script gdpo.py of section 7.6.3, which has one group a step. For one group both are the same.
+    """
+    total = _weighted_groups(rewards, weights, eps)
+    return _standardised(total, eps) * _has_signal(total)
+
+
+def total_reward(rewards: Array, weights: Array) -> Array:
+    """Weighted sum of several rewards, [K, P, G], [K] -> [P, G]. An abstention adds nothing; NaN where all abstain.
+
+    >>> print(total_reward(jnp.array([[[1.0, 0.0]], [[jnp.nan, 1.0]]]), jnp.array([1.0, 0.5])))
+    [[1.  0.5]]
+    """
+    rewards, weights = _checked_rewards(rewards, weights)
+    present = _present(rewards)
+    total = jnp.sum(weights[:, None, None] * jnp.where(present, rewards, 0.0), axis=0)
+    return jnp.where(jnp.any(present, axis=0), total, jnp.nan)
+
+
+def _weighted_groups(rewards: Array, weights: Array, eps: float) -> Array:
+    """[P, G]: the weighted sum of each reward's group advantages; NaN for an answer on which all abstain."""
+    rewards, weights = _checked_rewards(rewards, weights)
     count, prompts, rollouts = rewards.shape
     each = group_advantages(rewards.reshape(count * prompts, rollouts), eps).reshape(rewards.shape)
-    total = jnp.sum(weights[:, None, None] * each, axis=0)
-    return _standardise(total.reshape(1, -1), eps).reshape(total.shape)
+    return jnp.where(jnp.any(_present(rewards), axis=0), jnp.sum(weights[:, None, None] * each, axis=0), jnp.nan)
+
+
+def _standardised(values: Array, eps: float) -> Array:
+    """Each row of [R, C] centred and divided by its std."""
+    centred = centred_advantages(values)
+    return centred / (_std(centred, _present(values), axis=1) + eps)
+
+
+def _has_signal(total: Array) -> Array:
+    """[P, 1] bool: groups on which any reward differs. The mean of the others would leave a residue in the rest."""
+    return jnp.any(jnp.where(_present(total), total, 0.0) != 0, axis=1, keepdims=True)
+
+
+def _std(centred: Array, present: Array, axis: int | None) -> Array:
+    """Spread of centred values over n - 1, as torch.std has it; jnp.std divides by n."""
+    count = jnp.sum(present, axis=axis, keepdims=True)
+    return jnp.sqrt(jnp.sum(centred**2, axis=axis, keepdims=True) / jnp.maximum(count - 1, 1))
+
+
+def _present(rewards: Array) -> Array:
+    return ~jnp.isnan(jnp.asarray(rewards))
 
 
 def _checked(rewards: Array) -> Array:
@@ -58,9 +159,8 @@ def _checked(rewards: Array) -> Array:
     return rewards
 
 
-def _standardise(values: Array, eps: float) -> Array:
-    """Each row of [R, C] centred and divided by its std (over C - 1) plus eps; a constant row becomes zeros."""
-    centred = values - jnp.mean(values, axis=1, keepdims=True)
-    std = jnp.std(values, axis=1, ddof=1, keepdims=True)  # torch.std divides by G - 1; jnp.std by G
-    constant = jnp.max(values, axis=1, keepdims=True) == jnp.min(values, axis=1, keepdims=True)
-    return jnp.where(constant, 0.0, centred / (std + eps))
+def _checked_rewards(rewards: Array, weights: Array) -> tuple[Array, Array]:
+    rewards, weights = jnp.asarray(rewards, jnp.float32), jnp.asarray(weights, jnp.float32)
+    check_shape("rewards", rewards, (None, None, None))
+    check_shape("weights", weights, rewards.shape[:1])
+    return rewards, weights

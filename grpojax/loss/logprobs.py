@@ -82,7 +82,28 @@ def length_mask(lengths: np.ndarray, size: int) -> np.ndarray:
     return (np.arange(size)[None, :] < np.asarray(lengths)[:, None]).astype(np.float32)
 
 
-def chunked_logps(hidden: Array, head: Array, targets: Array, chunk_elements: int = CHUNK_ELEMENTS) -> Array:
+def pack_keep(keep: Array) -> Array:
+    """A set of ids as bits: [..., V] bool -> [..., ceil(V / 8)] uint8, id 0 in the highest bit of the first byte.
+
+    >>> print(pack_keep(jnp.array([True, False, False, False, False, False, False, True, True])))
+    [129 128]
+    """
+    return jnp.packbits(keep, axis=-1)
+
+
+def unpack_keep(bits: Array, vocab_size: int) -> Array:
+    """The inverse of `pack_keep`: [..., ceil(V / 8)] uint8 -> [..., V] bool."""
+    return jnp.unpackbits(bits, axis=-1, count=vocab_size).astype(bool)
+
+
+def chunked_logps(
+    hidden: Array,
+    head: Array,
+    targets: Array,
+    chunk_elements: int = CHUNK_ELEMENTS,
+    temperature: float | None = None,
+    keep: Array | None = None,
+) -> Array:
     """Log-probabilities of `targets` without ever holding all logits, in value and gradient.
 
     The logits of a few positions at a time are made, used and forgotten, and made again for the backward pass.
@@ -92,11 +113,15 @@ def chunked_logps(hidden: Array, head: Array, targets: Array, chunk_elements: in
       head: [V, D] output head.
       targets: [B, N] int, the predicted tokens.
       chunk_elements: how many logits may exist at a time.
+      temperature: logits are divided by it first, > 0; None: 1.
+      keep: [B, N, ceil(V / 8)] uint8, the ids that could be sampled, packed by `pack_keep`; the others get probability 0.
 
     Returns:
-      [B, N] float32, nats, temperature 1.
+      [B, N] float32, nats.
     """
     check_shape("targets", targets, hidden.shape[:2])
+    if keep is not None:
+        check_shape("keep", keep, (*targets.shape, -(-head.shape[0] // 8)))
     head = head.astype(hidden.dtype)
     rows, width = targets.size, hidden.shape[-1]
     chunk = min(rows, max(1, chunk_elements // head.shape[0]))
@@ -104,13 +129,21 @@ def chunked_logps(hidden: Array, head: Array, targets: Array, chunk_elements: in
     padding = chunks * chunk - rows
     flat = jnp.pad(hidden.reshape(rows, width), ((0, padding), (0, 0))).reshape(chunks, chunk, width)
     ids = jnp.pad(targets.reshape(rows), (0, padding)).reshape(chunks, chunk)
+    bits = None
+    if keep is not None:  # a padding row keeps all ids: an empty set has no log-probs
+        flat_bits = keep.reshape(rows, keep.shape[-1])
+        bits = jnp.pad(flat_bits, ((0, padding), (0, 0)), constant_values=0xFF).reshape(chunks, chunk, keep.shape[-1])
 
     @jax.checkpoint
     def logps_of(piece):
-        states, wanted = piece
-        return _pick(jnp.einsum("nd,vd->nv", states, head, preferred_element_type=jnp.float32), wanted)
+        states, wanted, kept = piece
+        logits = jnp.einsum("nd,vd->nv", states, head, preferred_element_type=jnp.float32)
+        logits = logits if temperature is None else logits / temperature
+        logits = logits if kept is None else jnp.where(unpack_keep(kept, head.shape[0]), logits, -jnp.inf)
+        return _pick(logits, wanted)
 
-    logps = logps_of((flat[0], ids[0])) if chunks == 1 else jax.lax.map(logps_of, (flat, ids))
+    pieces = (flat, ids, bits)
+    logps = logps_of(jax.tree.map(lambda x: x[0], pieces)) if chunks == 1 else jax.lax.map(logps_of, pieces)
     return logps.reshape(-1)[:rows].reshape(targets.shape)
 
 

@@ -1,4 +1,8 @@
-"""Estimators of the KL divergence from the reference policy, from the log-probs of sampled tokens alone."""
+"""Estimators of the KL divergence from the reference policy, from the log-probs of sampled tokens alone. Elementwise.
+
+On answers drawn from the policy each has the KL in the mean (k2 to second order). What a loss follows is their gradient,
+and that is another matter: see each.
+"""
 
 import jax.numpy as jnp
 from jax import Array
@@ -8,7 +12,7 @@ from grpojax.loss.objectives import MAX_LOG_RATIO
 
 
 def k1(new_logps: Array, ref_logps: Array) -> Array:
-    """new - ref, elementwise: unbiased, may be negative. As a loss its gradient does not contain the reference.
+    """new - ref: unbiased, may be negative. As a loss its gradient does not contain the reference.
 
     Source: J. Schulman, "Approximating KL Divergence" (2020).
     """
@@ -16,8 +20,20 @@ def k1(new_logps: Array, ref_logps: Array) -> Array:
     return new_logps - ref_logps
 
 
+def k2(new_logps: Array, ref_logps: Array) -> Array:
+    """(new - ref)^2 / 2: biased in value, low in variance; as a loss its gradient is that of the KL itself.
+
+    Source: J. Schulman, "Approximating KL Divergence" (2020).
+
+    >>> print(k2(jnp.array([-1.0]), jnp.array([-3.0])))
+    [2.]
+    """
+    check_shape("ref_logps", ref_logps, new_logps.shape)
+    return 0.5 * jnp.square(new_logps - ref_logps)
+
+
 def k3(new_logps: Array, ref_logps: Array) -> Array:
-    """exp(ref - new) - 1 - (ref - new), elementwise: unbiased and never negative.
+    """exp(ref - new) - 1 - (ref - new): unbiased and never negative. As a loss its gradient is that of the reverse KL.
 
     Source: J. Schulman, "Approximating KL Divergence" (2020); arXiv:2402.03300, eq. 4.
 
@@ -27,8 +43,3 @@ def k3(new_logps: Array, ref_logps: Array) -> Array:
     check_shape("ref_logps", ref_logps, new_logps.shape)
     log_ratio = jnp.clip(ref_logps - new_logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return jnp.exp(log_ratio) - 1.0 - log_ratio
-
-
-def sequence_k1(new_logps: Array, ref_logps: Array, mask: Array) -> Array:
-    """k1 of whole answers: the difference of their summed log-probs, [B]. Source: book 7.5."""
-    return jnp.sum(jnp.where(mask > 0, k1(new_logps, ref_logps), 0.0), axis=1)

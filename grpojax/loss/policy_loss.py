@@ -1,4 +1,4 @@
-"""The one composition of ratio, objective, penalty and reduction that every variant uses."""
+"""The one composition of ratio, objective, safeguards, penalty and reduction that every variant uses."""
 
 import inspect
 from collections.abc import Callable
@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from grpojax.loss.checks import check_shape
+from grpojax.loss.objectives import sequence_sum_ratio, token_ratio
 from grpojax.loss.penalties import k1, k3
-from grpojax.loss.reduce import sequence_mean, token_mean
+from grpojax.loss.reduce import answer_mean, mean_per_sequence, sequence_mean, token_mean
+from grpojax.loss.safeguards import SAFEGUARDS
 
 
 def policy_loss(
@@ -21,8 +23,10 @@ def policy_loss(
     advantages: Array,
     mask: Array,
     whole_mask: Array | None = None,
+    sampler_logps: Array | None = None,
+    kl_scale: Array | None = None,
 ) -> tuple[Array, dict[str, Array]]:
-    """The loss of a variant: -reduce(objective(ratio, advantage)) + kl_coeff * reduce(penalty).
+    """The loss of a variant: -reduce(safeguards * objective(ratio, advantage)) + kl_coeff * reduce(penalty).
 
     Pure and jittable. Positions where the mask is 0 contribute nothing, neither value nor gradient.
 
@@ -35,11 +39,14 @@ def policy_loss(
       mask: [B, S], 1 at answer tokens.
       whole_mask: the mask of all sequences of the step, where these are only a micro-batch of them. Loss and every
         entry of aux are then this micro-batch's share, and the shares add up.
+      sampler_logps: [B, S], what the sampler recorded, where that is not old_logps; only safeguards read it.
+      kl_scale: [B], a factor on kl_coeff for each sequence (by its problem's domain); None: 1.
 
     Returns:
       loss [] and aux, scalars: pg_loss; kl_loss (with its coefficient); policy_ratio, the mean ratio (over sequences or
-      tokens, as the variant has it); clip_frac, the share of ratios whose gradient the bound took away; kl_k1 and kl_k3,
-      token means against the reference. NaN stands for what a variant does not have.
+      tokens, as the variant has it); clip_frac, the share of ratios at which the bound holds; safeguard_weight, the
+      mean weight of the safeguards over answer tokens; kl_k1 and kl_k3, token means against the reference. NaN stands for
+      what a variant does not have.
 
     Raises:
       ValueError: if shapes do not fit, or a variant with a KL term gets no ref_logps.
@@ -51,41 +58,78 @@ def policy_loss(
     if has_kl and ref_logps is None:
         raise ValueError(f"variant {variant.name!r} has a KL term and needs ref_logps.")
     whole_mask = mask if whole_mask is None else whole_mask
-
-    def reduced(values):
-        return sequence_mean(values, whole_mask) if values.ndim == 1 else variant.reduction(values, mask, whole_mask)
-
+    sampler_logps = old_logps if sampler_logps is None else sampler_logps
+    check_shape("sampler_logps", sampler_logps, new_logps.shape)
+    new_logps, old_logps, sampler_logps = (jnp.where(mask > 0, x, 0.0) for x in (new_logps, old_logps, sampler_logps))
     advantages = jax.lax.stop_gradient(advantages)
-    if variant.ratio is None:
-        term = jnp.where(mask > 0, new_logps, 0.0)
-    else:
-        term = _call(variant.ratio, new_logps, old_logps, mask, numbers=variant.numbers)
-    weights = advantages if term.ndim == 1 else jnp.broadcast_to(advantages[:, None], term.shape)
-    objective, clipped = _call(variant.objective, term, weights, numbers=variant.numbers)
-    pg_loss = -reduced(objective)
+    given = variant.numbers | {
+        "new_logps": new_logps, "old_logps": old_logps, "sampler_logps": sampler_logps, "logps": new_logps,
+        "advantages": advantages, "mask": mask, "whole_mask": whole_mask,
+    }  # fmt: skip
+
+    term = new_logps if variant.ratio is None else _call(variant.ratio, **given)
+    objective, clipped = _call(variant.objective, term, _fitting(advantages, term), **given)
+    weights = [_call(safeguard, **given) for number, safeguard in SAFEGUARDS.items() if number in variant.numbers]
+    for weight in weights:
+        objective = objective * _fitting(weight, objective, mask)
+    pg_loss = -_reduced(variant.reduction, objective, given)
 
     absent = jnp.float32(jnp.nan)
-    aux = {"pg_loss": pg_loss, "policy_ratio": absent, "clip_frac": absent, "kl_k1": absent, "kl_k3": absent}
+    aux = dict.fromkeys(("policy_ratio", "clip_frac", "safeguard_weight", "kl_k1", "kl_k3"), absent) | {"pg_loss": pg_loss}
     if variant.ratio is not None:
         aux["policy_ratio"] = _mean(term, mask, whole_mask)
         aux["clip_frac"] = _mean(clipped.astype(jnp.float32), mask, whole_mask)
+    if weights:
+        product = jnp.ones_like(mask)
+        for weight in weights:
+            product = product * _fitting(weight, mask)
+        aux["safeguard_weight"] = token_mean(product, mask, whole_mask)
     if ref_logps is not None:
         check_shape("ref_logps", ref_logps, new_logps.shape)
+        ref_logps = jnp.where(mask > 0, ref_logps, 0.0)
         aux["kl_k1"] = token_mean(k1(new_logps, ref_logps), mask, whole_mask)
         aux["kl_k3"] = token_mean(k3(new_logps, ref_logps), mask, whole_mask)
-    kl_loss = jnp.float32(0.0)
-    if has_kl:
-        penalty = _call(variant.penalty, new_logps, ref_logps, mask, numbers=variant.numbers)
-        kl_loss = variant.numbers["kl_coeff"] * reduced(penalty)
+    kl_loss = variant.numbers["kl_coeff"] * _kl_term(variant, ref_logps, kl_scale, given) if has_kl else jnp.float32(0.0)
     aux["kl_loss"] = kl_loss
     return pg_loss + kl_loss, jax.lax.stop_gradient(aux)
+
+
+def _kl_term(variant: Any, ref_logps: Array, kl_scale: Array | None, given: dict[str, Any]) -> Array:
+    """What kl_coeff multiplies: the estimate of each token or of each whole answer, weighted if so, reduced."""
+    mask, new_logps, of_tokens = given["mask"], given["new_logps"], variant.kl_level == "token"
+    if of_tokens:
+        values = variant.penalty(new_logps, ref_logps)
+    else:
+        values = variant.penalty(jnp.sum(new_logps, axis=1), jnp.sum(ref_logps, axis=1))
+    if variant.kl_reweight:
+        values = values * _call(token_ratio if of_tokens else sequence_sum_ratio, **given)
+    if kl_scale is not None:
+        check_shape("kl_scale", kl_scale, mask.shape[:1])
+        values = values * _fitting(kl_scale, values)
+    if of_tokens:
+        return _reduced(mean_per_sequence if variant.length_normalize else variant.reduction, values, given)
+    if variant.length_normalize:
+        values = values / jnp.maximum(jnp.sum(mask, axis=1), 1.0)
+    return sequence_mean(values, given["whole_mask"])
+
+
+def _reduced(reduction: Callable, values: Array, given: dict[str, Any]) -> Array:
+    """Values of tokens as the reduction has it; values of whole answers have one reduction, the mean over them."""
+    return sequence_mean(values, given["whole_mask"]) if values.ndim == 1 else _call(reduction, values, **given)
 
 
 def _mean(values: Array, mask: Array, whole_mask: Array) -> Array:
     return sequence_mean(values, whole_mask) if values.ndim == 1 else token_mean(values, mask, whole_mask)
 
 
-def _call(piece: Callable, *arrays: Array, numbers: dict[str, Any]) -> Any:
-    """Calls a piece with its arrays and those of the variant's numbers that it names as parameters."""
-    wanted = inspect.signature(piece).parameters
-    return piece(*arrays, **{name: value for name, value in numbers.items() if name in wanted})
+def _fitting(values: Array, like: Array, mask: Array | None = None) -> Array:
+    """Values of answers spread over tokens, or values of tokens averaged over each answer, to fit `like`."""
+    if values.ndim == like.ndim:
+        return values
+    return jnp.broadcast_to(values[:, None], like.shape) if like.ndim == 2 else answer_mean(values, mask)
+
+
+def _call(piece: Callable, *arrays: Array, **given: Any) -> Any:
+    """Calls a piece with its first arrays, and with whatever else it names as a parameter."""
+    wanted = list(inspect.signature(piece).parameters)[len(arrays) :]
+    return piece(*arrays, **{name: given[name] for name in wanted if name in given})

@@ -145,7 +145,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[float]]]:
 
 def _is_torn(cells: list[str], columns: list[str]) -> bool:
     """Whether a last line without a line end was cut off. The book's logs end without one; ours never do."""
-    return tuple(columns) == METRIC_COLUMNS or len(cells) < len(columns)
+    return tuple(columns[: len(METRIC_COLUMNS)]) == METRIC_COLUMNS or len(cells) < len(columns)
 
 
 def _read_row(cells: list[str], columns: list[str], place: str) -> list[float]:

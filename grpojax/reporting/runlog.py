@@ -1,23 +1,24 @@
 """Writing a run folder, so that a crash loses at most the step under way and a resumed run keeps its history.
 
 config.json     what repeats the run          evals/step-00010.jsonl  one row per problem
-metrics.csv     METRIC_COLUMNS, one row a step  evals/summary.jsonl     one line per evaluation
+metrics.csv     one row a step                  evals/summary.jsonl     one line per evaluation
 metrics.txt     the same, readable            summary.json            the outcome
 samples.jsonl   graded answers, now and then  checkpoints/ plots/     written by others
 """
 
+import csv
 import dataclasses
+import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpojax.errors import InputError, did_you_mean
 from grpojax.records import METRIC_COLUMNS, Evaluation, StepRecord
 
-_HEADER = ",".join(METRIC_COLUMNS)
 _SIGNS_OF_A_RUN = ("config.json", "metrics.csv", "metrics.txt", "samples.jsonl", "evals", "checkpoints", "summary.json")
 _LINE_FIELDS = (  # word, column, decimals
     ("loss", "loss", 4),
@@ -41,15 +42,19 @@ class RunLog:
 
     folder: Path
     samples_every: int = 10
+    columns: tuple[str, ...] = METRIC_COLUMNS  # of metrics.csv, fixed from the first step
 
     @classmethod
-    def create(cls, folder: str | Path, config: dict[str, Any], samples_every: int = 10) -> "RunLog":
+    def create(
+        cls, folder: str | Path, config: dict[str, Any], samples_every: int = 10, more_columns: tuple[str, ...] = ()
+    ) -> "RunLog":
         """Start a run in a folder that holds none, and write its config.json and the header of metrics.csv.
 
         Args:
           folder: made if it is missing, with its parents. Files that are no part of a run may be there already.
           config: everything that repeats the run.
           samples_every: answers are kept at every so many steps, at step 1 and at the last step.
+          more_columns: columns of this run behind METRIC_COLUMNS.
 
         Raises:
           InputError: the folder holds a run (or any file a run would write), or cannot be made; nothing was written.
@@ -64,8 +69,9 @@ class RunLog:
         except OSError as error:
             raise InputError(f"cannot make the run folder {folder}: {error.strerror}; choose another --out") from None
         _replace(folder / "config.json", config_text.encode() + b"\n")
-        _replace(folder / "metrics.csv", f"{_HEADER}\n".encode())
-        return cls(folder, samples_every)
+        columns = (*METRIC_COLUMNS, *more_columns)
+        _replace(folder / "metrics.csv", _csv_line(columns).encode())
+        return cls(folder, samples_every, columns)
 
     @classmethod
     def resume(cls, folder: str | Path, step: int, samples_every: int = 10) -> "RunLog":
@@ -92,7 +98,8 @@ class RunLog:
             )
             if path.exists()
         }
-        if not kept[folder / "metrics.csv"].startswith(f"{_HEADER}\n".encode()):
+        columns = tuple(next(csv.reader(kept[folder / "metrics.csv"].decode().splitlines()), ()))
+        if columns[: len(METRIC_COLUMNS)] != METRIC_COLUMNS:
             raise InputError(
                 f"{folder / 'metrics.csv'} has other columns than this version writes; "
                 "start a new run with another --out"
@@ -102,7 +109,7 @@ class RunLog:
         for path in evals.glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
-        return cls(folder, samples_every)
+        return cls(folder, samples_every, columns)
 
     def settings(self, config: dict[str, Any]) -> None:
         """Write config.json anew, whole or not at all."""
@@ -114,16 +121,16 @@ class RunLog:
         A None becomes an empty cell; NaN and inf are written as such.
 
         Raises:
-          ValueError: a metric is no column of METRIC_COLUMNS.
+          ValueError: a metric is no column of this run.
         """
-        values = _values(record)
+        values = _values(record, self.columns)
         if record.evaluation is not None:
             self.evaluation(record.evaluation)
         if record.step % self.samples_every == 0 or record.step in (1, record.total_steps):
             rows = [{"step": record.step, **dataclasses.asdict(sample)} for sample in record.samples]
             _append(self.folder / "samples.jsonl", "".join(_json(row) + "\n" for row in rows))
         _append(self.folder / "metrics.txt", format_line(record) + "\n")
-        _append(self.folder / "metrics.csv", ",".join(_cell(values[name]) for name in METRIC_COLUMNS) + "\n")
+        _append(self.folder / "metrics.csv", _csv_line(_cell(values[name]) for name in self.columns))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Write evals/step-<step>.jsonl, one row per problem, and a line in evals/summary.jsonl."""
@@ -141,6 +148,8 @@ class RunLog:
             "truncated_frac": evaluation.truncated_frac,
             "seconds": evaluation.seconds,
         }
+        if evaluation.correct_or_last_number is not None:
+            line["accuracy_or_last_number"] = 100.0 * evaluation.correct_or_last_number / evaluation.total
         _append(evals / "summary.jsonl", _json(line) + "\n")
 
     def summary(self, outcome: dict[str, Any]) -> None:
@@ -154,7 +163,7 @@ def format_line(record: StepRecord) -> str:
     >>> format_line(StepRecord(7, 200, {"loss": -0.25, "reward_avg": 0.5, "policy_ratio": None}, []))[:70]
     'step   7/200  loss -0.2500  reward 0.500    correct -        length - '
     """
-    values = _values(record)
+    values = _values(record, (*METRIC_COLUMNS, *record.metrics))
     width = len(str(record.total_steps))
     fields = [f"{word} {format_number(values[column], decimals):<8}" for word, column, decimals in _LINE_FIELDS]
     return " ".join([f"step {record.step:>{width}}/{record.total_steps} ", *fields]).rstrip()
@@ -165,10 +174,14 @@ def format_evaluation(evaluation: Evaluation) -> str:
 
     >>> format_evaluation(Evaluation(10, "arithmetic", 3, 8, 20.5, 0.25, 1.5, []))
     'evaluation after step 10: 37.5 % (3 of 8 of arithmetic), 20.5 tokens on average, 25 % cut off, 1.5 s'
+    >>> format_evaluation(Evaluation(10, "arithmetic", 3, 8, 20.5, 0.25, 1.5, [], correct_or_last_number=4))[26:96]
+    '37.5 % (3 of 8 of arithmetic; 4 if a last number counts without a box)'
     """
+    unboxed = evaluation.correct_or_last_number
+    more = "" if unboxed is None else f"; {unboxed} if a last number counts without a box"
     return (
         f"evaluation after step {evaluation.step}: {evaluation.accuracy:.1f} % "
-        f"({evaluation.correct} of {evaluation.total} of {evaluation.dataset}), "
+        f"({evaluation.correct} of {evaluation.total} of {evaluation.dataset}{more}), "
         f"{evaluation.avg_response_len:.1f} tokens on average, {100 * evaluation.truncated_frac:.0f} % cut off, "
         f"{evaluation.seconds:.1f} s"
     )
@@ -188,17 +201,23 @@ def format_number(value: float | None, decimals: int) -> str:
     return f"{value + 0.0:.{decimals}f}"  # + 0.0 turns -0.0 into 0.0
 
 
-def _values(record: StepRecord) -> dict[str, float | None]:
+def _values(record: StepRecord, columns: Sequence[str]) -> dict[str, float | None]:
     """What a record has to say, column by column."""
-    unknown = sorted(set(record.metrics) - set(METRIC_COLUMNS))
+    unknown = sorted(set(record.metrics) - set(columns))
     if unknown:
-        hint = did_you_mean(unknown[0], METRIC_COLUMNS)
+        hint = did_you_mean(unknown[0], columns)
         raise ValueError(f"{unknown[0]!r} is no column of metrics.csv; name it in METRIC_COLUMNS.{hint}")
-    values = dict.fromkeys(METRIC_COLUMNS) | record.metrics
+    values = dict.fromkeys(columns) | record.metrics
     values |= {"step": record.step, "total_steps": record.total_steps}
     if record.evaluation is not None:
         values["eval_acc"] = record.evaluation.accuracy
     return values
+
+
+def _csv_line(cells: Iterable[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()
 
 
 def _cell(value: float | None) -> str:

@@ -24,6 +24,7 @@ class Problem:
     answer: str
     subject: str = ""
     level: int | None = None  # difficulty, from 1; None where it is unknown
+    domain: str = "math"  # a variant may weigh its KL term by it
 
 
 SPLITS = ("train", "eval")
@@ -186,7 +187,8 @@ class _Expression:
 def read_problems(path: Path) -> list[Problem]:
     """The problems of a .json (a list) or .jsonl (a row a line) file: `problem` or `question`, and `answer`.
 
-    A GSM8K answer is what follows `####`. `subject` and `level` (a number, or "Level 3") are kept where they stand.
+    A GSM8K answer is what follows `####`. `subject`, `level` (a number, or "Level 3") and `domain` are kept where
+    they stand.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -227,7 +229,8 @@ def _problem(where: str, row: Any) -> Problem:
     text = _field(where, row, "problem" if "problem" in row else "question")
     answer = _field(where, row, "answer").rpartition("####")[2].strip()
     level = re.search(r"\d+", str(row.get("level", "")))
-    return Problem(text, answer, str(row.get("subject", "")), int(level.group()) if level else None)
+    subject, domain = str(row.get("subject", "")), str(row.get("domain", "math"))
+    return Problem(text, answer, subject, int(level.group()) if level else None, domain)
 
 
 def _field(where: str, row: dict[str, Any], name: str) -> str:

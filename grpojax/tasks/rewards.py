@@ -1,72 +1,168 @@
-"""Reward functions by name: each gives one float per answer, before any weighting."""
+"""Reward functions by name: each gives one float per answer, before any weighting, or None to abstain."""
 
-from collections.abc import Sequence
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable, Sequence
 
+from grpojax.errors import InputError, did_you_mean
 from grpojax.tasks.answers import extract_answer
-from grpojax.tasks.grading import Grader, grade
+from grpojax.tasks.grading import Grader
 
 
-def correctness(text: str, gold: str) -> float:
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One generated answer with all that a reward function may look at."""
+
+    problem: str  # the problem's text
+    gold: str  # its right answer
+    text: str  # the generated text alone, special tokens included
+    token_ids: Sequence[int]  # the generated ids alone, the first stop token included
+    truncated: bool  # the budget ran out before a stop token
+    budget: int  # tokens an answer may have
+    think_ids: tuple[int, int] | None = None  # of <think> and </think>; None where the tokenizer has none
+    correct: bool = False  # the grader's verdict on the last box of the text
+    correct_or_number: bool = False  # its verdict on the last box, or else on the last number of the text
+
+    @property
+    def extracted(self) -> str:
+        r"""What stands in the last complete `\boxed{}`; "" without one."""
+        return extract_answer(self.text)
+
+
+def correct(answer: Answer) -> float:
     r"""1.0 if the last complete `\boxed{}` of the generated text alone holds the right answer, else 0.0.
 
-    A right number outside a box earns nothing here, while an evaluation may count it (`fallback="last_number"`).
-
-    >>> correctness(r"2 + 2 is \boxed{4}", "4"), correctness("The answer is 4.", "4")
-    (1.0, 0.0)
+    A right number outside a box earns nothing here, while an evaluation may count it.
     """
-    answer = extract_answer(text)
-    return float(answer != "" and grade(answer, gold))
+    return float(answer.correct)
 
 
-def think_format(token_ids: Sequence[int], think_ids: tuple[int, int]) -> float:
+def correct_or_number(answer: Answer) -> float:
+    """As `correct`, with the last number of a text that has no box. Source: the book's script gdpo.py of 7.6.3."""
+    return float(answer.correct_or_number)
+
+
+def boxed(answer: Answer) -> float:
+    r"""1.0 if the text has a complete `\boxed{}` that is not empty. Source: the book's script gdpo.py of 7.6.3."""
+    return float(answer.extracted != "")
+
+
+def think_format(answer: Answer) -> float:
     """1.0 if the generated ids open a think section before they first close one, else 0.0.
 
-    Args:
-      token_ids: the generated ids alone.
-      think_ids: the ids of `<think>` and `</think>`.
-
     Source: book 7.6, the first of each decides.
-
-    >>> think_format([7, 1, 5, 2, 9], (1, 2)), think_format([2, 1, 5, 2], (1, 2)), think_format([1, 5], (1, 2))
-    (1.0, 0.0, 0.0)
     """
-    ids = list(token_ids)
-    opening, closing = think_ids
+    opening, closing = answer.think_ids
+    ids = list(answer.token_ids)
     if opening not in ids or closing not in ids:
         return 0.0
     return float(ids.index(opening) < ids.index(closing))
 
 
+def overlong(answer: Answer, overlong_cache: float | None = None) -> float:
+    """0 up to budget - cache tokens, from there falling in a line to -1 at the budget.
+
+    Args:
+      overlong_cache: the cache, in tokens; None: a fifth of the budget, as in the paper (4,096 of 20,480).
+
+    Source: arXiv:2503.14476 (DAPO), eq. 13. Budget 100, cache 20, 95 tokens: (80 - 95) / 20.
+
+    >>> overlong(Answer("", "", "", [0] * 95, False, 100), 20)
+    -0.75
+    """
+    cache = answer.budget / 5 if overlong_cache is None else overlong_cache
+    return max(-1.0, min(0.0, (answer.budget - cache - len(answer.token_ids)) / cache))
+
+
+REWARDS: dict[str, Callable[..., float | None]] = {
+    "correct": correct,
+    "correct_or_number": correct_or_number,
+    "format": think_format,
+    "boxed": boxed,
+    "overlong": overlong,
+}
+"""Every reward function by the name a variant gives it. A user's own is named "module:function"."""
+
+
+def reward_function(name: str) -> Callable[..., float | None]:
+    """A reward function by name: one of `REWARDS`, or a user's own as "module:function", imported.
+
+    A user's function takes one `Answer` and returns a float, or None to abstain: the answer then gets nothing from it,
+    and where all abstain it takes no part in its group.
+
+    Raises:
+      InputError: for an unknown name, a module that cannot be imported, or a name in it that is no function.
+    """
+    if name in REWARDS:
+        return REWARDS[name]
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise InputError(
+            f"unknown reward {name!r}; choose one of {', '.join(REWARDS)}, or your own as module:function."
+            f"{did_you_mean(name, REWARDS)}"
+        )
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise InputError(
+            f"reward {name!r}: module {module!r} cannot be imported ({type(error).__name__}: {error}); it must be on the "
+            "Python path, such as a file in the current folder."
+        ) from error
+    if not callable(found):
+        raise InputError(f"reward {name!r}: module {module!r} has no function {function!r}.")
+    return found
+
+
 def score_answers(
-    texts: Sequence[str],
-    token_ids: Sequence[Sequence[int]],
-    golds: Sequence[str],
-    think_ids: tuple[int, int],
-    format_weight: float | None,
-    conditional: bool,
+    answers: Sequence[Answer],
+    names: Sequence[str],
     grader: Grader,
-) -> dict[str, list[float] | None]:
+    *,
+    conditional: bool = False,
+    overlong_cache: float | None = None,
+) -> tuple[list[bool], dict[str, list[float]]]:
     """The rewards of a batch of answers, position by position.
 
     Args:
-      texts: the generated texts, without their prompts.
-      token_ids: the generated ids of each text.
-      golds: the right answer to each.
-      think_ids: the ids of `<think>` and `</think>`.
-      format_weight: weight of the format reward; None where there is none.
-      conditional: pay the format reward to correct answers only.
+      answers: `correct` and `correct_or_number` in them are filled in here.
+      names: reward functions, see `reward_function`.
       grader: compares the answers, within its limits.
+      conditional: pay the format reward to correct answers only.
+      overlong_cache: see `overlong`.
 
     Returns:
-      "correct", "format" (None without a format reward) and "total" = correct + format_weight * format.
+      Whether each answer is correct, and for each name its rewards; NaN where it abstains.
+
+    Raises:
+      InputError: if a user's function raises or returns something else than a finite number or None; it names it.
     """
-    answers = [extract_answer(text) for text in texts]
-    verdicts = grader.grade_many(list(zip(answers, golds, strict=True)))
-    correct = [float(verdict) for verdict in verdicts]
-    if format_weight is None:
-        return {"correct": correct, "format": None, "total": correct}
-    formats = [think_format(ids, think_ids) for ids in token_ids]
+    functions = {name: reward_function(name) for name in names}
+    numbered = [answer.extracted or extract_answer(answer.text, "last_number") for answer in answers]
+    wanted = [(answer.extracted, answer.gold) for answer in answers]
+    if "correct_or_number" in functions:
+        wanted += [(number, answer.gold) for number, answer in zip(numbered, answers, strict=True)]
+    verdicts = grader.grade_many(wanted)
+    graded = [
+        dataclasses.replace(answer, correct=verdicts[i], correct_or_number=verdicts[i - len(answers)])
+        for i, answer in enumerate(answers)
+    ]
+    rewards = {name: [_reward(name, functions[name], answer, overlong_cache) for answer in graded] for name in names}
     if conditional:
-        formats = [f * c for f, c in zip(formats, correct, strict=True)]
-    total = [c + format_weight * f for c, f in zip(correct, formats, strict=True)]
-    return {"correct": correct, "format": formats, "total": total}
+        rewards["format"] = [r * a.correct for r, a in zip(rewards["format"], graded, strict=True)]
+    return [answer.correct for answer in graded], rewards
+
+
+def _reward(name: str, function: Callable[..., float | None], answer: Answer, overlong_cache: float | None) -> float:
+    if function is overlong:
+        return overlong(answer, overlong_cache)
+    if name in REWARDS:
+        return function(answer)
+    try:
+        value = function(answer)
+        value = math.nan if value is None else float(value)
+    except Exception as error:  # a user's function may raise anything
+        raise InputError(f"reward {name!r} failed on an answer ({type(error).__name__}: {error}); mend the function.") from error
+    if math.isinf(value):
+        raise InputError(f"reward {name!r} returned {value}; return a finite number, or None to abstain.")
+    return value

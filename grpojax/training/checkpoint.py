@@ -2,20 +2,26 @@
 
     checkpoints/<step>/config.json, tokenizer files, params/   what load_policy reads
                        optimizer/                             the optax state
+                       reference/                             the KL term's reference, where it was refreshed
+                       progress.json, carried.npz             problems used, and groups left over for the next step
 """
 
 import dataclasses
+import json
 import os
 import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
 import optax
 import orbax.checkpoint as ocp
 
 from grpojax.errors import InputError
 from grpojax.qwen.weights import Policy, load_policy, write_orbax
-from grpojax.training.train import TrainState
+from grpojax.records import Sample
+from grpojax.training.rollout import Rollouts
+from grpojax.training.train import Group, TrainState
 from grpojax.training.update import init_optimizer
 
 PARTIAL = ".partial"  # what a save under way is called; a crash leaves it behind and the next save removes it
@@ -33,6 +39,9 @@ def save_checkpoint(folder: Path, policy: Policy, state: TrainState) -> Path:
     write_orbax(dataclasses.replace(policy, params=state.params), partial)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((partial / "optimizer").absolute(), state.opt_state)
+        if state.reference is not None:
+            checkpointer.save((partial / "reference").absolute(), state.reference)
+    _write_progress(partial, state)
     os.sync()
     partial.rename(final)
     return final
@@ -67,12 +76,41 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer: optax.GradientTrans
     except InputError as error:
         raise InputError(_damaged("policy", newest, str(error).rstrip("."))) from error
     empty = jax.eval_shape(lambda p: init_optimizer(optimizer, p), params)
+    reference = None
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             opt_state = checkpointer.restore((newest / "optimizer").absolute(), empty)
+            if (newest / "reference").exists():
+                reference = checkpointer.restore((newest / "reference").absolute(), jax.eval_shape(lambda p: p, params))
+        problems_used, carried = _read_progress(newest)
     except Exception as error:  # Orbax and its storage raise many sorts
         raise InputError(_damaged("optimizer state", newest, type(error).__name__)) from error
-    return TrainState(steps[-1], params, opt_state)
+    return TrainState(steps[-1], params, opt_state, problems_used, carried, reference)
+
+
+def _write_progress(folder: Path, state: TrainState) -> None:
+    """The position in the problems, and the groups left over: arrays in one file, the rest in another."""
+    arrays, told = {}, []
+    for i, group in enumerate(state.carried):
+        arrays |= {f"{i}/{name}": x for name, x in vars(group.rollouts).items() if x is not None}
+        arrays[f"{i}/rewards"] = group.rewards
+        told.append({"domain": group.domain, "samples": [dataclasses.asdict(sample) for sample in group.samples]})
+    if arrays:
+        np.savez(folder / "carried.npz", **arrays)
+    (folder / "progress.json").write_text(json.dumps({"problems_used": state.problems_used, "carried": told}))
+
+
+def _read_progress(folder: Path) -> tuple[int, tuple[Group, ...]]:
+    progress = json.loads((folder / "progress.json").read_text())
+    carried = []
+    if progress["carried"]:
+        with np.load(folder / "carried.npz") as arrays:
+            for i, told in enumerate(progress["carried"]):
+                own = {name.removeprefix(f"{i}/"): arrays[name] for name in arrays.files if name.startswith(f"{i}/")}
+                rewards = own.pop("rewards")
+                samples = [Sample(**sample) for sample in told["samples"]]
+                carried.append(Group(Rollouts(**own), samples, rewards, told["domain"]))
+    return progress["problems_used"], tuple(carried)
 
 
 def _damaged(part: str, folder: Path, why: str) -> str:

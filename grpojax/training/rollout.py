@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from grpojax.errors import InputError
-from grpojax.loss.logprobs import token_entropy
+from grpojax.loss.logprobs import pack_keep, token_entropy
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import Cache, Params, causal_inputs, empty_cache, head_logits, hidden_states
 from grpojax.qwen.weights import Policy
@@ -32,8 +32,9 @@ def bucket(length: int) -> int:
 class Rollouts:
     """G answers to each of P prompts, prompt-major, on the host. Padding is on the right.
 
-    `logps` and `entropies` are the sampling policy's own, at temperature 1 over the whole vocabulary, taken from the
-    very logits the tokens were drawn from.
+    `logps` and `entropies` are the sampling policy's own, taken from the very logits the tokens were drawn from: at
+    temperature 1 over the whole vocabulary, or, where make_rollouts was asked to score what was sampled, log-probs over
+    the kept ids at the temperature it was given. Entropies are always over the whole vocabulary, and comparable.
     """
 
     prompts: np.ndarray  # [P, Tp] int32
@@ -43,11 +44,20 @@ class Rollouts:
     truncated: np.ndarray  # [B] bool: the budget ran out before a stop token
     logps: np.ndarray  # [B, N] float32 nats, 0 after the end
     entropies: np.ndarray  # [B, N] float32 nats, 0 after the end
+    keep: np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be drawn as bits; all set after the end
 
     @property
     def group_size(self) -> int:
         """G, the answers of one prompt."""
         return len(self.answers) // len(self.prompts)
+
+    def group(self, prompt: int) -> "Rollouts":
+        """The rollouts of one prompt."""
+        size = self.group_size
+        rows = slice(prompt * size, (prompt + 1) * size)
+        whole = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        own = {"prompts": self.prompts[prompt : prompt + 1], "prompt_lens": self.prompt_lens[prompt : prompt + 1]}
+        return Rollouts(**{name: None if x is None else x[rows] for name, x in whole.items()} | own)
 
     def answer_ids(self, row: int) -> list[int]:
         """The tokens of one answer, the stop token included."""
@@ -62,6 +72,8 @@ def make_rollouts(
     sampler: Sampler,
     num_rollouts: int,
     max_new_tokens: int,
+    keep_mask: bool = False,
+    score_temperature: float | None = None,
 ) -> Rollouts:
     """Samples `num_rollouts` answers to each prompt.
 
@@ -72,6 +84,8 @@ def make_rollouts(
       key: random key, consumed. Row b draws token n from fold_in(fold_in(key, b), n), so an answer does not depend on
         padding, on the bucket, or on how long its neighbours are.
       max_new_tokens: the budget of an answer.
+      keep_mask: record the ids that could be drawn, and take `logps` over them alone.
+      score_temperature: temperature of `logps`; None: 1.
 
     Raises:
       InputError: if a prompt and its answer do not fit the model's context.
@@ -82,8 +96,17 @@ def make_rollouts(
         policy.config, params, prompts, lengths, key, sampler,
         num_rollouts=num_rollouts, max_new_tokens=max_new_tokens,
         stop_ids=policy.tokenizer.stop_ids, known_ids=policy.tokenizer.size,
+        keep_mask=keep_mask, score_temperature=score_temperature,
     )  # fmt: skip
     return Rollouts(prompts, lengths, **jax.device_get(out))
+
+
+def concat_rollouts(parts: list[Rollouts]) -> Rollouts:
+    """Several rollouts of one group size and budget as one."""
+    width = max(part.prompts.shape[1] for part in parts)
+    wide = [dataclasses.replace(p, prompts=np.pad(p.prompts, ((0, 0), (0, width - p.prompts.shape[1])))) for p in parts]
+    fields = {f.name: [getattr(part, f.name) for part in wide] for f in dataclasses.fields(Rollouts)}
+    return Rollouts(**{name: None if values[0] is None else np.concatenate(values) for name, values in fields.items()})
 
 
 def check_context(policy: Policy, prompt_len: int, max_new_tokens: int) -> None:
@@ -106,7 +129,7 @@ def pad_prompts(prompt_ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "num_rollouts", "max_new_tokens", "stop_ids", "known_ids")
+    jax.jit, static_argnames=("config", "num_rollouts", "max_new_tokens", "stop_ids", "known_ids", "keep_mask")
 )
 def generate(
     config: QwenConfig,
@@ -120,6 +143,8 @@ def generate(
     max_new_tokens: int,
     stop_ids: tuple[int, ...],
     known_ids: int,
+    keep_mask: bool = False,
+    score_temperature: float | None = None,
 ) -> dict[str, Array]:
     """The compiled program behind `make_rollouts`.
 
@@ -128,7 +153,8 @@ def generate(
       known_ids: ids from here on are padding of the vocabulary and get probability 0.
 
     Returns:
-      answers [B, N], answer_lens [B], truncated [B], logps [B, N], entropies [B, N]; see `Rollouts`.
+      answers [B, N], answer_lens [B], truncated [B], logps [B, N], entropies [B, N] and, with keep_mask, keep; see
+      `Rollouts`.
     """
     width, batch = prompts.shape[1], prompts.shape[0] * num_rollouts
     first_logits, prompt_cache = _prefill(config, params, prompts, prompt_lens)
@@ -141,13 +167,16 @@ def generate(
     def draw(n, logits, state):
         """Token n of every row that has not stopped, written into the state."""
         keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, n)
-        token = sample(jnp.where(possible, logits, -jnp.inf), keys, sampler)
-        chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
+        token, keep = sample(jnp.where(possible, logits, -jnp.inf), keys, sampler)
+        scored = logits if score_temperature is None else logits / score_temperature
+        scored = jnp.where(keep, scored, -jnp.inf) if keep_mask else scored
+        chosen = jnp.take_along_axis(scored, token[:, None], axis=-1)[:, 0]
         running = ~state["done"]
-        return {
+        kept = {"keep": state["keep"].at[:, n].set(pack_keep(keep | ~running[:, None]))} if keep_mask else {}
+        return kept | {
             "answers": state["answers"].at[:, n].set(jnp.where(running, token, 0)),
             "logps": state["logps"].at[:, n].set(
-                jnp.where(running, chosen - jax.nn.logsumexp(logits, axis=-1), 0.0)
+                jnp.where(running, chosen - jax.nn.logsumexp(scored, axis=-1), 0.0)
             ),
             "entropies": state["entropies"].at[:, n].set(jnp.where(running, token_entropy(logits), 0.0)),
             "answer_lens": state["answer_lens"] + running,
@@ -169,6 +198,8 @@ def generate(
         "answer_lens": jnp.zeros(batch, jnp.int32),
         "done": jnp.zeros(batch, bool),
     }
+    if keep_mask:
+        start["keep"] = jnp.full((batch, max_new_tokens, -(-config.vocab_size // 8)), 0xFF, jnp.uint8)
     state = draw(0, share(first_logits), start)
     room = ((0, 0), (0, max_new_tokens), (0, 0), (0, 0))
     cache = jax.tree.map(lambda x: jnp.pad(share(x), room), prompt_cache)

@@ -42,12 +42,21 @@ def make_sampler(temperature: float, top_p: float = 1.0, top_k: int = 0) -> Samp
     return Sampler(float(temperature), None if top_p == 1 else float(top_p), top_k or None)
 
 
-def sample(logits: Array, keys: Array, sampler: Sampler) -> Array:
-    """Draws one token a row: [B, V] float32 logits, [B] random keys (consumed) -> [B] int32."""
+def sample(logits: Array, keys: Array, sampler: Sampler) -> tuple[Array, Array]:
+    """Draws one token a row.
+
+    Args:
+      logits: [B, V] float32.
+      keys: [B] random keys, consumed.
+
+    Returns:
+      [B] int32 tokens, and [B, V] bool, the ids that could be drawn (greedy: the one that was).
+    """
     if sampler.temperature is None:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = keep_likely(logits / sampler.temperature, sampler.top_p, sampler.top_k)
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+        token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return token, jnp.arange(logits.shape[-1])[None, :] == token[:, None]
+    likely = keep_likely(logits / sampler.temperature, sampler.top_p, sampler.top_k)
+    return jax.vmap(jax.random.categorical)(keys, likely).astype(jnp.int32), ~jnp.isneginf(likely)
 
 
 def keep_likely(logits: Array, top_p: float | None, top_k: int | None) -> Array:

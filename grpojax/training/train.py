@@ -12,16 +12,27 @@ from jax import Array
 
 from grpojax.config import RunConfig
 from grpojax.errors import RunError
+from grpojax.loss.advantages import total_reward
 from grpojax.qwen.model import Params
 from grpojax.qwen.weights import Policy
-from grpojax.records import Sample, StepRecord
-from grpojax.tasks.answers import extract_answer
+from grpojax.records import Sample, StepRecord, reward_column
 from grpojax.tasks.grading import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
-from grpojax.tasks.rewards import score_answers
-from grpojax.training.rollout import Rollouts, generate, make_rollouts
+from grpojax.tasks.rewards import Answer, score_answers
+from grpojax.training.rollout import Rollouts, concat_rollouts, generate, make_rollouts
 from grpojax.training.update import Batch, fitting_micro_batch, init_optimizer, make_batch, make_optimizer, score, update
+from grpojax.variants import Variant, variant_advantages
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The rollouts of one prompt with what became of them."""
+
+    rollouts: Rollouts  # of this prompt alone
+    samples: list[Sample]
+    rewards: np.ndarray  # [K, G] in the order of the variant's rewards, NaN where one abstains
+    domain: str  # of the problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,20 +42,9 @@ class TrainState:
     step: int  # steps done
     params: Params
     opt_state: optax.OptState
-
-
-@dataclasses.dataclass(frozen=True)
-class _Graded:
-    """Rollouts with what became of them."""
-
-    rollouts: Rollouts
-    samples: list[Sample]
-    advantages: np.ndarray  # [P, G]
-
-    @property
-    def constant(self) -> np.ndarray:
-        """[P] bool: groups that agree on their reward and teach nothing."""
-        return np.all(self.advantages == 0, axis=1)
+    problems_used: int = 0  # where in the list of problems the next step goes on
+    carried: tuple[Group, ...] = ()  # groups that dynamic sampling drew beyond its need
+    reference: Params | None = None  # the refreshed reference of a KL term; None: the weights the run began with
 
 
 def initial_state(config: RunConfig, params: Params) -> TrainState:
@@ -57,6 +57,15 @@ def run_optimizer(config: RunConfig) -> optax.GradientTransformation:
     return make_optimizer(config.max_grad_norm, config.weight_decay)
 
 
+def run_variant(config: RunConfig, problems: Sequence[Problem]) -> Variant:
+    """The variant of a run on these problems: without a KL term where the weight of each of their domains is 0."""
+    variant = config.make_variant()
+    if "kl_coeff" in variant.numbers and all(variant.kl_domains.get(p.domain, 1.0) == 0 for p in problems):
+        numbers = {name: value for name, value in variant.numbers.items() if name != "kl_coeff"}
+        variant = dataclasses.replace(variant, numbers=numbers)
+    return variant
+
+
 def train(
     config: RunConfig,
     policy: Policy,
@@ -67,8 +76,9 @@ def train(
 ) -> Iterator[tuple[TrainState, StepRecord]]:
     """Runs the steps after `state.step` up to `config.steps`.
 
-    Step s (from 1) takes the prompts_per_step problems that follow those of step s - 1, around the list. All of its
-    randomness comes from fold_in(fold_in(seed, s), epoch), so a resumed run draws what an unbroken one would have.
+    A step takes the prompts_per_step problems that follow those of the step before, around the list; with dynamic sampling
+    as many as it needs. All of its randomness comes from fold_in(fold_in(seed, step), epoch), so a resumed run draws what
+    an unbroken one would have.
 
     Args:
       config: a resolved RunConfig.
@@ -84,100 +94,212 @@ def train(
     Raises:
       RunError: if a loss or gradient is not finite; it names the quantity and the step.
     """
-    variant, optimizer, grader = config.make_variant(), run_optimizer(config), grader or Grader()
+    run = _Run(config, policy, problems, template, grader or Grader(), run_variant(config, problems), run_optimizer(config))
     root = jax.random.key(config.seed, impl="threefry2x32")  # named, so that a default elsewhere cannot change the samples
     while state.step < config.steps:
-        start = time.perf_counter()
-        step = state.step + 1
-        key = jax.random.fold_in(root, step)
-        clock = {"rollout_seconds": 0.0, "update_seconds": 0.0}
-        old_params, params, opt_state = state.params, state.params, state.opt_state
-        tokens, graded, last = 0, None, {}
-        for epoch in range(variant.inner_epochs):
-            epoch_key = jax.random.fold_in(key, epoch)
-            if graded is None or config.rollout_reuse == "fresh":
-                with _timed(clock, "rollout_seconds"):
-                    chosen = _problems_of(problems, step, config.prompts_per_step)
-                    graded = _sample_and_grade(config, policy, old_params, chosen, epoch_key, template, grader)
-                tokens += int(graded.rollouts.answer_lens.sum())
-            if config.skip_zero_advantage_updates and graded.constant.all():
-                last = {"loss": 0.0, "pg_loss": 0.0, "kl_loss": 0.0}
-                continue
-            with _timed(clock, "update_seconds"):
-                batch = make_batch(graded.rollouts, graded.advantages)
-                if policy.config.compute_dtype != "float32":
-                    # In bfloat16 the cached decode and the full pass round differently; the ratio must compare like with like.
-                    batch = dataclasses.replace(batch, old_logps=score(policy.config, old_params, batch))
-                if "kl_coeff" in variant.numbers:
-                    batch = dataclasses.replace(batch, ref_logps=score(policy.config, policy.params, batch))
-                each = []
-                for part in _minibatches(config, batch, epoch_key):
-                    micro_batch = config.micro_batch or fitting_micro_batch(policy.config, *part.tokens.shape)
-                    params, opt_state, metrics = update(
-                        policy.config, optimizer, params, opt_state, variant, part, config.lr, micro_batch
-                    )
-                    each.append(jax.device_get(metrics))
-                last = {name: float(np.mean([m[name] for m in each])) for name in each[0]}
-            _check_finite(last, step, TrainState(state.step, params, opt_state))
-        state = TrainState(step, params, opt_state)
-        seconds = {**clock, "step_seconds": time.perf_counter() - start}
-        yield state, _record(config, step, graded, tokens, last, seconds)
+        state, record = _step(run, state, jax.random.fold_in(root, state.step + 1))
+        yield state, record
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What stays the same from step to step."""
+
+    config: RunConfig
+    policy: Policy
+    problems: Sequence[Problem]
+    template: str
+    grader: Grader
+    variant: Variant
+    optimizer: optax.GradientTransformation
+
+
+@dataclasses.dataclass
+class _Drawn:
+    """Everything a step sampled."""
+
+    groups: int = 0
+    tokens: int = 0
+    correct: int = 0
+    answers: int = 0
+
+    def add(self, groups: Sequence[Group]) -> None:
+        samples = [sample for group in groups for sample in group.samples]
+        self.groups += len(groups)
+        self.tokens += sum(sample.length for sample in samples)
+        self.correct += sum(sample.correct for sample in samples)
+        self.answers += len(samples)
+
+
+def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRecord]:
+    config, variant = run.config, run.variant
+    start = time.perf_counter()
+    clock, drawn = {"rollout_seconds": 0.0, "update_seconds": 0.0}, _Drawn()
+    params, opt_state, last = state.params, state.opt_state, {}
+    groups, batch, used, carried = None, None, state.problems_used, ()
+    for epoch in range(variant.inner_epochs):
+        epoch_key = jax.random.fold_in(key, epoch)
+        if groups is None or variant.rollout_reuse == "fresh":
+            with _timed(clock, "rollout_seconds"):
+                if groups is None:
+                    groups, used, carried = _draw_groups(run, state, epoch_key, drawn)
+                else:  # the same problems again
+                    groups = _sample_and_grade(run, state.params, _problems_again(groups, run.problems), epoch_key)
+                    drawn.add(groups)
+                groups, advantages = _with_advantages(variant, groups)
+            batch = None
+        if config.skip_zero_advantage_updates and not advantages.any():
+            last = {"loss": 0.0, "pg_loss": 0.0, "kl_loss": 0.0}
+            continue
+        with _timed(clock, "update_seconds"):
+            if batch is None:
+                batch, gap = _batch_of(run, state, groups, advantages)
+            each = []
+            for part in _minibatches(config, batch, jax.random.fold_in(epoch_key, _SHUFFLE)):
+                micro_batch = config.micro_batch or fitting_micro_batch(run.policy.config, *part.tokens.shape)
+                params, opt_state, metrics = update(
+                    run.policy.config, run.optimizer, params, opt_state, variant, part, config.lr, micro_batch
+                )
+                each.append(jax.device_get(metrics))
+            last = {name: float(np.mean([m[name] for m in each])) for name in each[0]} | gap
+        _check_finite(last, state.step + 1, dataclasses.replace(state, params=params, opt_state=opt_state))
+    step = state.step + 1
+    reference = state.reference
+    if variant.reference_refresh and step % variant.reference_refresh == 0 and "kl_coeff" in variant.numbers:
+        reference = params
+    seconds = {**clock, "step_seconds": time.perf_counter() - start}
+    last |= {"groups_carried": len(carried)} if variant.dynamic_sampling else {}
+    record = _record(run, step, groups, advantages, drawn, last, seconds)
+    return TrainState(step, params, opt_state, used, carried, reference), record
+
+
+_SHUFFLE, _ROUND = 2**30, 2**31
+"""Set apart the keys of minibatches and of further rounds from those of rows, which count from 0."""
+
+
+def _draw_groups(
+    run: _Run, state: TrainState, key: Array, drawn: _Drawn
+) -> tuple[list[Group], int, tuple[Group, ...]]:
+    """The groups of a step, the problems used so far, and the groups left over.
+
+    With dynamic sampling, rounds of prompts are drawn until enough groups disagree on their reward. What is too much is
+    left for the next step; if too few are found, groups without signal fill the step, so that its size stays the same.
+    """
+    count, used = run.config.prompts_per_step, state.problems_used
+    if not run.variant.dynamic_sampling:
+        groups = _sample_and_grade(run, state.params, _problems_from(run.problems, used, count), key)
+        drawn.add(groups)
+        return groups, used + count, ()
+    found, silent = list(state.carried), []
+    for round_ in range(run.variant.dynamic_sampling):
+        if len(found) >= count:
+            break
+        round_key = key if round_ == 0 else jax.random.fold_in(key, _ROUND + round_)
+        groups = _sample_and_grade(run, state.params, _problems_from(run.problems, used, count), round_key)
+        drawn.add(groups)
+        used += count
+        for group in groups:
+            (found if _has_signal(run.variant, group) else silent).append(group)
+    found, left = found[:count], tuple(found[count:])
+    return found + silent[: count - len(found)], used, left
+
+
+def _problems_from(problems: Sequence[Problem], start: int, count: int) -> list[Problem]:
+    return [problems[i % len(problems)] for i in range(start, start + count)]
+
+
+def _problems_again(groups: Sequence[Group], problems: Sequence[Problem]) -> list[Problem]:
+    by_text = {(problem.text, problem.answer): problem for problem in problems}
+    return [by_text[group.samples[0].problem, group.samples[0].gold] for group in groups]
+
+
+def _has_signal(variant: Variant, group: Group) -> bool:
+    """Whether the answers of a group differ in what they earn."""
+    return bool(np.any(variant_advantages(variant, group.rewards[:, None])))
+
+
+def _sample_and_grade(run: _Run, params: Params, problems: list[Problem], key: Array) -> list[Group]:
+    """Fresh rollouts of the problems and their rewards."""
+    config, variant, tokenizer = run.config, run.variant, run.policy.tokenizer
+    prompts = [tokenizer.prompt_ids(render_prompt(p.text, run.template), config.thinking) for p in problems]
+    rollouts = make_rollouts(
+        run.policy, params, prompts, key, config.make_sampler(), config.num_rollouts, config.max_new_tokens,
+        variant.keep_sampling_mask, variant.numbers.get("score_temperature"),
+    )  # fmt: skip
+    asked = [p for p in problems for _ in range(config.num_rollouts)]
+    answers = []
+    for i, problem in enumerate(asked):
+        ids = rollouts.answer_ids(i)
+        answers.append(
+            Answer(
+                problem=problem.text, gold=problem.answer, text=tokenizer.decode(ids), token_ids=ids,
+                truncated=bool(rollouts.truncated[i]), budget=config.max_new_tokens, think_ids=tokenizer.think_ids,
+            )  # fmt: skip
+        )
+    correct, rewards = score_answers(
+        answers, list(variant.rewards), run.grader,
+        conditional=variant.conditional_reward, overlong_cache=variant.numbers.get("overlong_cache"),
+    )  # fmt: skip
+    table = np.array(list(rewards.values())).reshape(len(rewards), len(problems), config.num_rollouts)
+    totals = np.asarray(total_reward(table, np.array(list(variant.rewards.values())))).reshape(-1)
+    samples = [
+        Sample(
+            problem=answer.problem, gold=answer.gold, text=answer.text, extracted=answer.extracted, correct=correct[i],
+            rewards={name: _or_none(values[i]) for name, values in rewards.items()}, reward=_or_none(totals[i]),
+            advantage=0.0, length=len(answer.token_ids), truncated=answer.truncated,
+        )  # fmt: skip
+        for i, answer in enumerate(answers)
+    ]
+    size = config.num_rollouts
+    return [
+        Group(rollouts.group(p), samples[p * size : (p + 1) * size], table[:, p], problem.domain)
+        for p, problem in enumerate(problems)
+    ]
+
+
+def _with_advantages(variant: Variant, groups: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
+    """The groups with the advantage of each sample, and all advantages [P, G]."""
+    advantages = np.asarray(variant_advantages(variant, np.stack([group.rewards for group in groups], axis=1)))
+    told = [
+        dataclasses.replace(
+            group,
+            samples=[dataclasses.replace(s, advantage=float(a)) for s, a in zip(group.samples, own, strict=True)],
+        )
+        for group, own in zip(groups, advantages, strict=True)
+    ]
+    return told, advantages
+
+
+def _batch_of(
+    run: _Run, state: TrainState, groups: Sequence[Group], advantages: np.ndarray
+) -> tuple[Batch, dict[str, float]]:
+    """The batch of an update, with every log-prob the variant compares with, and the gap of trainer and sampler if known."""
+    variant, config = run.variant, run.policy.config
+    temperature = variant.numbers.get("score_temperature")
+    batch = make_batch(concat_rollouts([group.rollouts for group in groups]), advantages, variant.mask_truncated)
+    gap = {}
+    if config.compute_dtype != "float32" or {"tis_cap", "sequence_mask_cap"} & set(variant.numbers):
+        # In bfloat16 the cached decode and the full pass round differently; the ratio must compare like with like.
+        # Carried groups are scored under today's weights, which sampled all the others: their gap is a safeguard's too.
+        old_logps = score(config, state.params, batch, temperature)
+        gap = {"logp_gap": float(np.max(np.abs(old_logps - batch.old_logps) * batch.mask))}
+        batch = dataclasses.replace(batch, sampler_logps=batch.old_logps, old_logps=np.asarray(old_logps))
+    if "kl_coeff" in variant.numbers:
+        reference = run.policy.params if state.reference is None else state.reference
+        batch = dataclasses.replace(batch, ref_logps=score(config, reference, batch, temperature))
+        if variant.kl_domains:
+            scale = [variant.kl_domains.get(group.domain, 1.0) for group in groups for _ in group.samples]
+            batch = dataclasses.replace(batch, kl_scale=np.array(scale, np.float32))
+    return batch, gap
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def compile_counts() -> dict[str, int]:
     """How often each program was compiled in this process."""
     return {program.__name__: program._cache_size() for program in (generate, score, update)}
-
-
-def _problems_of(problems: Sequence[Problem], step: int, count: int) -> list[Problem]:
-    return [problems[i % len(problems)] for i in range((step - 1) * count, step * count)]
-
-
-def _sample_and_grade(
-    config: RunConfig,
-    policy: Policy,
-    params: Params,
-    problems: list[Problem],
-    key: Array,
-    template: str,
-    grader: Grader,
-) -> _Graded:
-    """Fresh rollouts of the problems, their rewards, and the advantages of each group."""
-    variant, tokenizer = config.make_variant(), policy.tokenizer
-    prompts = [tokenizer.prompt_ids(render_prompt(p.text, template), config.thinking) for p in problems]
-    rollouts = make_rollouts(
-        policy, params, prompts, key, config.make_sampler(), config.num_rollouts, config.max_new_tokens
-    )
-    ids = [rollouts.answer_ids(row) for row in range(len(rollouts.answers))]
-    texts = [tokenizer.decode(answer) for answer in ids]
-    asked = [p for p in problems for _ in range(config.num_rollouts)]
-    rewards = score_answers(
-        texts,
-        ids,
-        [p.answer for p in asked],
-        think_ids=tokenizer.think_ids,
-        format_weight=variant.numbers.get("format_reward_weight"),
-        conditional=variant.conditional_reward,
-        grader=grader,
-    )
-    total = np.asarray(rewards["total"], np.float32).reshape(len(problems), config.num_rollouts)
-    advantages = np.asarray(variant.advantage(total))
-    named = {name: values for name, values in rewards.items() if name != "total" and values is not None}
-    samples = [
-        Sample(
-            problem=asked[i].text,
-            gold=asked[i].answer,
-            text=texts[i],
-            extracted=extract_answer(texts[i]),
-            rewards={name: values[i] for name, values in named.items()},
-            reward=rewards["total"][i],
-            advantage=float(advantages.flat[i]),
-            length=len(ids[i]),
-            truncated=bool(rollouts.truncated[i]),
-        )
-        for i in range(len(ids))
-    ]
-    return _Graded(rollouts, samples, advantages)
 
 
 def _minibatches(config: RunConfig, batch: Batch, key: Array) -> Iterator[Batch]:
@@ -191,30 +313,41 @@ def _minibatches(config: RunConfig, batch: Batch, key: Array) -> Iterator[Batch]
 
 
 def _record(
-    config: RunConfig, step: int, graded: _Graded, tokens: int, last: dict[str, float], seconds: dict[str, float]
+    run: _Run,
+    step: int,
+    groups: Sequence[Group],
+    advantages: np.ndarray,
+    drawn: _Drawn,
+    last: dict[str, float],
+    seconds: dict[str, float],
 ) -> StepRecord:
     """Metrics of a step: those of its last inner epoch, as the book logs them; tokens and times are of the whole step."""
-    rollouts, samples, advantages = graded.rollouts, graded.samples, graded.advantages
-    rewards = np.array([sample.reward for sample in samples])
-    formats = [sample.rewards["format"] for sample in samples if "format" in sample.rewards]
-    has_kl = "kl_coeff" in config.make_variant().numbers
+    config, has_kl = run.config, "kl_coeff" in run.variant.numbers
+    samples = [sample for group in groups for sample in group.samples]
+    rollouts = concat_rollouts([group.rollouts for group in groups])
+    rewards = np.array([sample.reward for sample in samples if sample.reward is not None])
+    by_name = dict(zip(run.variant.rewards, np.concatenate([group.rewards for group in groups], axis=1), strict=True))
+    means = {name: np.nanmean(values) for name, values in by_name.items() if not np.isnan(values).all()}
     metrics: dict[str, Any] = {
         **{name: value for name, value in last.items() if not np.isnan(value) and (has_kl or name != "kl_loss")},
         **seconds,
+        **{reward_column(name): mean for name, mean in means.items()},
         "step": step,
         "total_steps": config.steps,
-        "reward_avg": rewards.mean(),
-        "reward_std": rewards.std(ddof=1),
-        "correct_avg": np.mean([sample.rewards["correct"] for sample in samples]),
-        "format_reward_avg": np.mean(formats) if formats else None,
-        "tokens_per_sec": tokens / seconds["step_seconds"],
+        "reward_avg": rewards.mean() if len(rewards) else None,
+        "reward_std": rewards.std(ddof=1) if len(rewards) > 1 else None,
+        "correct_avg": np.mean([sample.correct for sample in samples]),
+        "format_reward_avg": means.get("format"),
+        "tokens_per_sec": drawn.tokens / seconds["step_seconds"],
         "avg_response_len": rollouts.answer_lens.mean(),
         "truncated_frac": rollouts.truncated.mean(),
         "adv_avg": advantages.mean(),
         "adv_std": advantages.std(ddof=1),
-        "zero_adv_frac": graded.constant.mean(),
+        "zero_adv_frac": np.mean(np.all(advantages == 0, axis=1)),
         "entropy_avg": np.mean(rollouts.entropies.sum(axis=1) / rollouts.answer_lens),
         "lr": config.lr,
+        "groups_drawn": drawn.groups,
+        "drawn_correct_avg": drawn.correct / drawn.answers if drawn.answers else None,
     }
     return StepRecord(step, config.steps, metrics, samples)
 

@@ -32,6 +32,9 @@ class Batch:
     old_logps: np.ndarray  # [B, N] float32 nats
     advantages: np.ndarray  # [B] float32
     ref_logps: np.ndarray | None = None  # [B, N]; None for a variant without a KL term
+    sampler_logps: np.ndarray | None = None  # [B, N], where a safeguard compares trainer and sampler
+    kl_scale: np.ndarray | None = None  # [B], factors on kl_coeff; None: 1
+    keep: np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be sampled; None: all
 
     def rows(self, index: np.ndarray) -> "Batch":
         """The batch of some of the sequences."""
@@ -41,12 +44,13 @@ class Batch:
 jax.tree_util.register_dataclass(Batch)
 
 
-def make_batch(rollouts: Rollouts, advantages: np.ndarray) -> Batch:
+def make_batch(rollouts: Rollouts, advantages: np.ndarray, mask_truncated: bool = False) -> Batch:
     """Puts each answer behind its prompt; widths are buckets of the longest answer and of the prompts.
 
     Args:
       rollouts: P prompts with G answers each.
       advantages: [P, G].
+      mask_truncated: leave answers that the budget cut off out of the loss: their mask is 0 everywhere.
     """
     size = bucket(int(rollouts.answer_lens.max()))
     answers = _fit(rollouts.answers, size)
@@ -55,13 +59,17 @@ def make_batch(rollouts: Rollouts, advantages: np.ndarray) -> Batch:
     tokens = np.pad(prompts, ((0, 0), (0, size)))
     for row, length, answer in zip(tokens, lengths, answers, strict=True):
         row[length : length + size] = answer
+    mask = length_mask(rollouts.answer_lens, size)
+    if mask_truncated:
+        mask = mask * ~rollouts.truncated[:, None]
     return Batch(
         tokens=tokens,
         prompt_lens=lengths,
         targets=answers,
-        mask=length_mask(rollouts.answer_lens, size),
+        mask=mask,
         old_logps=_fit(rollouts.logps, size),
         advantages=np.asarray(advantages, np.float32).reshape(-1),
+        keep=None if rollouts.keep is None else _fit(rollouts.keep, size, fill=0xFF),
     )
 
 
@@ -83,9 +91,13 @@ def init_optimizer(optimizer: optax.GradientTransformation, params: Params) -> o
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def score(config: QwenConfig, params: Params, batch: Batch) -> Array:
-    """Log-probs of the answers under some weights, [B, N] float32 nats at temperature 1; 0 outside the answers."""
-    return jnp.where(batch.mask > 0, _answer_logps(config, params, batch, remat=False), 0.0)
+def score(config: QwenConfig, params: Params, batch: Batch, temperature: float | None = None) -> Array:
+    """Log-probs of the answers under some weights, [B, N] float32 nats; 0 outside the answers.
+
+    Args:
+      temperature: logits are divided by it first; None: 1. Where the batch has `keep`, they are over the kept ids.
+    """
+    return jnp.where(batch.mask > 0, _answer_logps(config, params, batch, temperature, remat=False), 0.0)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "optimizer", "micro_batch"), donate_argnames="opt_state")
@@ -136,10 +148,11 @@ def gradients(
     remat = activation_bytes(config, micro_batch, width) > ACTIVATION_BYTES
 
     def loss_of(params, part):
-        logps = _answer_logps(config, params, part, remat)
+        logps = _answer_logps(config, params, part, variant.numbers.get("score_temperature"), remat)
         loss, aux = policy_loss(
-            variant, logps, part.old_logps, part.ref_logps, part.advantages, part.mask, whole_mask=batch.mask
-        )
+            variant, logps, part.old_logps, part.ref_logps, part.advantages, part.mask,
+            whole_mask=batch.mask, sampler_logps=part.sampler_logps, kl_scale=part.kl_scale,
+        )  # fmt: skip
         return loss, aux | {"loss": loss}
 
     def gradient_of(part):
@@ -154,13 +167,14 @@ def gradients(
     return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, gradient_of(part)), None), zeros, parts)[0]
 
 
-def _answer_logps(config: QwenConfig, params: Params, batch: Batch, remat: bool) -> Array:
+def _answer_logps(config: QwenConfig, params: Params, batch: Batch, temperature: float | None, remat: bool) -> Array:
     """[B, N] log-probs of batch.targets; the head sees only the positions that predict an answer token."""
     hidden, _ = hidden_states(config, params, batch.tokens, *causal_inputs(batch.tokens), remat=remat)
     at = batch.prompt_lens[:, None] - 1 + jnp.arange(batch.targets.shape[1])[None, :]
     return chunked_logps(
-        jnp.take_along_axis(hidden, at[:, :, None], axis=1), head_matrix(config, params), batch.targets
-    )
+        jnp.take_along_axis(hidden, at[:, :, None], axis=1), head_matrix(config, params), batch.targets,
+        temperature=temperature, keep=batch.keep,
+    )  # fmt: skip
 
 
 def activation_bytes(config: QwenConfig, rows: int, width: int) -> int:
@@ -171,9 +185,10 @@ def activation_bytes(config: QwenConfig, rows: int, width: int) -> int:
     return rows * width * config.num_layers * per_token
 
 
-def _fit(rows: np.ndarray, size: int) -> np.ndarray:
-    """[B, n] cut or padded with zeros to [B, size]."""
-    return np.pad(rows[:, :size], ((0, 0), (0, max(0, size - rows.shape[1]))))
+def _fit(rows: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
+    """[B, n, ...] cut or padded to [B, size, ...]."""
+    room = ((0, 0), (0, max(0, size - rows.shape[1])), *((0, 0),) * (rows.ndim - 2))
+    return np.pad(rows[:, :size], room, constant_values=fill)
 
 
 def _float32(tree: Params) -> Params:

@@ -12,7 +12,7 @@ from grpojax.records import METRIC_COLUMNS, Evaluation, Sample, StepRecord
 from grpojax.reporting.metrics import read_evaluations, read_metrics
 from grpojax.reporting.runlog import RunLog, format_line
 
-SAMPLE = Sample("1+1?", "2", r"So \boxed{2}<|im_end|>", "2", {"correct": 1.0}, 1.0, 0.75, 7, False)
+SAMPLE = Sample("1+1?", "2", r"So \boxed{2}<|im_end|>", "2", True, {"correct": 1.0}, 1.0, 0.75, 7, False)
 
 
 def evaluation(step):
@@ -114,7 +114,7 @@ def test_samples_are_kept_at_step_1_every_ten_steps_and_at_the_last(tmp_path):
     assert [row["step"] for row in rows] == [1, 1, 10, 10, 20, 20, 25, 25]
     assert rows[1] == {
         "step": 1, "problem": "1+1?", "gold": "2", "text": r"So \boxed{2}<|im_end|>", "extracted": "2",
-        "rewards": {"correct": 1.0}, "reward": 0.0, "advantage": -0.75, "length": 7, "truncated": False,
+        "correct": True, "rewards": {"correct": 1.0}, "reward": 0.0, "advantage": -0.75, "length": 7, "truncated": False,
     }  # fmt: skip
 
 

@@ -1,10 +1,14 @@
 """Rewards of answers: exact values, place by place."""
 
+import math
+import sys
+
 import pytest
 
+from grpojax.errors import InputError
 from grpojax.tasks.grading import Grader
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
-from grpojax.tasks.rewards import correctness, score_answers, think_format
+from grpojax.tasks.rewards import REWARDS, Answer, boxed, overlong, reward_function, score_answers, think_format
 
 OPEN, CLOSE = 90, 91
 
@@ -16,67 +20,154 @@ def grader():
     grader.close()
 
 
+def answer(text: str = "", gold: str = "", ids: tuple[int, ...] = (), budget: int = 100) -> Answer:
+    return Answer("a problem", gold, text, list(ids), False, budget, (OPEN, CLOSE))
+
+
 @pytest.mark.parametrize(
-    ("text", "gold", "reward"),
+    ("text", "gold", "reward", "with_numbers"),
     [
-        (r"the answer is \boxed{1}. ... so \boxed{1}", "1", 1.0),  # a repeated box is no set {1, 1} of another kind
-        (r"\boxed{3} wait \boxed{4}", "3", 0.0),  # the last box alone
-        (r"\boxed{3} wait \boxed{4}", "4", 1.0),
-        (r"\boxed{4} and then \boxed{5", "4", 1.0),  # one that never closes is none
-        ("The answer is 4.", "4", 0.0),  # training wants the box
-        ("the result is 12", "12", 0.0),
-        (r"\boxed{}", "", 0.0),
-        ("", "4", 0.0),
-        (r"\boxed{0.5}", r"\frac12", 1.0),
+        (r"the answer is \boxed{1}. ... so \boxed{1}", "1", 1.0, 1.0),  # a repeated box is no set {1, 1} of another kind
+        (r"\boxed{3} wait \boxed{4}", "3", 0.0, 0.0),  # the last box alone
+        (r"\boxed{3} wait \boxed{4}", "4", 1.0, 1.0),
+        (r"\boxed{4} and then \boxed{5", "4", 1.0, 1.0),  # one that never closes is none
+        ("The answer is 4.", "4", 0.0, 1.0),  # training wants the box; only the book's gdpo takes the last number
+        (r"\boxed{3}, or rather 4", "4", 0.0, 0.0),  # and that only where there is no box
+        ("the result is 12", "13", 0.0, 0.0),
+        (r"\boxed{}", "4", 0.0, 0.0),
+        ("", "4", 0.0, 0.0),
+        (r"\boxed{0.5}", r"\frac12", 1.0, 1.0),
     ],
 )
-def test_correctness(text, gold, reward):
-    assert correctness(text, gold) == reward
+def test_correctness(text, gold, reward, with_numbers, grader):
+    correct, rewards = score_answers([answer(text, gold)], ["correct", "correct_or_number"], grader)
+    assert correct == [bool(reward)]
+    assert rewards == {"correct": [reward], "correct_or_number": [with_numbers]}
 
 
-def test_the_box_of_the_prompt_earns_nothing():
+def test_the_box_of_the_prompt_earns_nothing(grader):
     # the prompt ends with a box of its own; what is graded is the generated text, which has none
     assert r"\boxed{}" in DEFAULT_TEMPLATE
-    assert correctness("the result is 12", "12") == 0.0
+    assert score_answers([answer("the result is 12", "12")], ["correct", "boxed"], grader)[1] == {"correct": [0], "boxed": [0]}
 
 
 @pytest.mark.parametrize(
     ("ids", "reward"),
     [
-        ([OPEN, 5, CLOSE, 6], 1.0),
-        ([5, OPEN, CLOSE], 1.0),
-        ([CLOSE, OPEN, 5, CLOSE], 0.0),  # the first close decides: the last one would give 1
-        ([OPEN, CLOSE, CLOSE, OPEN], 1.0),  # the first open decides: the last one would give 0
-        ([OPEN, 5], 0.0),
-        ([5, CLOSE], 0.0),
-        ([], 0.0),
+        ((OPEN, 5, CLOSE, 6), 1.0),
+        ((5, OPEN, CLOSE), 1.0),
+        ((CLOSE, OPEN, 5, CLOSE), 0.0),  # the first close decides: the last one would give 1
+        ((OPEN, CLOSE, CLOSE, OPEN), 1.0),  # the first open decides: the last one would give 0
+        ((OPEN, 5), 0.0),
+        ((5, CLOSE), 0.0),
+        ((), 0.0),
     ],
 )
 def test_think_format(ids, reward):
-    assert think_format(ids, (OPEN, CLOSE)) == reward
+    assert think_format(answer(ids=ids)) == reward
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"), [(r"\boxed{7}", 1), ("7", 0), (r"\boxed{}", 0), (r"\boxed{7", 0), (r"\boxed{wrong}", 1)]
+)
+def test_boxed(text, reward):
+    assert boxed(answer(text)) == reward
+
+
+@pytest.mark.parametrize(
+    ("length", "budget", "cache", "reward"),
+    [
+        (16_384, 20_480, 4_096, 0.0),  # the paper's numbers: up to here nothing
+        (18_432, 20_480, 4_096, -0.5),
+        (20_480, 20_480, 4_096, -1.0),
+        (20_481, 20_480, 4_096, -1.0),  # never less
+        (0, 20_480, 4_096, 0.0),  # never a bonus for being short
+        (90, 100, None, -0.5),  # a fifth of the budget: (80 - 90) / 20
+        (90, 100, 40, -0.75),  # (60 - 90) / 40
+    ],
+)
+def test_overlong(length, budget, cache, reward):
+    assert overlong(answer(ids=(5,) * length, budget=budget), cache) == reward
+
+
+def test_the_overlong_cache_reaches_its_reward(grader):
+    answers = [answer(ids=(5,) * 90)]
+    assert score_answers(answers, ["overlong"], grader)[1] == {"overlong": [-0.5]}
+    assert score_answers(answers, ["overlong"], grader, overlong_cache=40)[1] == {"overlong": [-0.75]}
 
 
 def test_rewards_stay_at_the_place_of_their_answer(grader):
     texts = [r"\boxed{1}", "no idea", r"\boxed{3}", "", r"\boxed{5}"]
-    scores = score_answers(texts, [[]] * 5, list("12345"), (OPEN, CLOSE), None, False, grader)
-    assert scores == {"correct": [1, 0, 1, 0, 1], "format": None, "total": [1, 0, 1, 0, 1]}
+    answers = [answer(text, gold) for text, gold in zip(texts, "12345", strict=True)]
+    correct, rewards = score_answers(answers, ["boxed", "correct"], grader)
+    assert correct == [True, False, True, False, True]
+    assert rewards == {"boxed": [1, 0, 1, 0, 1], "correct": [1, 0, 1, 0, 1]}
 
 
-def test_weight_and_condition_of_the_format_reward(grader):
-    texts = [r"\boxed{2}", r"\boxed{2}", r"\boxed{3}", r"\boxed{3}"]
-    ids = [[OPEN, CLOSE], [CLOSE, OPEN], [OPEN, CLOSE], []]
-    golds = ["2"] * 4
-    plain = score_answers(texts, ids, golds, (OPEN, CLOSE), 0.5, False, grader)
-    assert plain == {"correct": [1, 1, 0, 0], "format": [1, 0, 1, 0], "total": [1.5, 1, 0.5, 0]}
-    only_correct = score_answers(texts, ids, golds, (OPEN, CLOSE), 0.5, True, grader)
-    assert only_correct == {"correct": [1, 1, 0, 0], "format": [1, 0, 0, 0], "total": [1.5, 1, 0, 0]}
+def test_the_format_reward_on_condition(grader):
+    texts, ids = [r"\boxed{2}", r"\boxed{2}", r"\boxed{3}", r"\boxed{3}"], [(OPEN, CLOSE), (CLOSE, OPEN), (OPEN, CLOSE), ()]
+    answers = [answer(text, "2", own) for text, own in zip(texts, ids, strict=True)]
+    _, plain = score_answers(answers, ["correct", "format"], grader)
+    assert plain == {"correct": [1, 1, 0, 0], "format": [1, 0, 1, 0]}
+    _, only_correct = score_answers(answers, ["correct", "format"], grader, conditional=True)
+    assert only_correct == {"correct": [1, 1, 0, 0], "format": [1, 0, 0, 0]}
 
 
-def test_a_weight_of_zero_still_reports_the_format(grader):
-    scores = score_answers([r"\boxed{2}"], [[OPEN, CLOSE]], ["2"], (OPEN, CLOSE), 0.0, False, grader)
-    assert scores == {"correct": [1], "format": [1], "total": [1]}
+# --- a user's own ---
 
 
-def test_lists_of_unlike_length_are_an_error(grader):
-    with pytest.raises(ValueError, match="zip"):
-        score_answers([r"\boxed{2}"], [[]], ["2", "3"], (OPEN, CLOSE), None, False, grader)
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A file of reward functions on the Python path, as a user would write it."""
+    (tmp_path / "my_rewards.py").write_text(
+        "def short(answer):\n    return 1.0 - len(answer.token_ids) / answer.budget\n"
+        "def only_right(answer):\n    return 2.0 if answer.correct else None\n"
+        "def fails(answer):\n    raise KeyError('no')\n"
+        "def words(answer):\n    return 'much'\n"
+        "def infinite(answer):\n    return float('inf')\n"
+        "number = 3\n"
+    )
+    (tmp_path / "broken_rewards.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "my_rewards"
+    sys.modules.pop("my_rewards", None)
+
+
+def test_a_function_of_the_user(own_module, grader):
+    answers = [answer(r"\boxed{2}", "2", (1,) * 25), answer(r"\boxed{3}", "2", (1,) * 50)]
+    _, rewards = score_answers(answers, ["my_rewards:short", "my_rewards:only_right"], grader)
+    assert rewards["my_rewards:short"] == [0.75, 0.5]
+    assert rewards["my_rewards:only_right"][0] == 2.0
+    assert math.isnan(rewards["my_rewards:only_right"][1])  # it abstained
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("corect", r"unknown reward 'corect'; choose one of correct, .* Did you mean 'correct'\?"),
+        ("no_such_rewards:f", r"reward 'no_such_rewards:f': module 'no_such_rewards' cannot be imported \(ModuleNotFoundError"),
+        ("broken_rewards:f", r"module 'broken_rewards' cannot be imported \(ModuleNotFoundError: No module named 'no_such_module'\)"),
+        ("my_rewards:shrot", "module 'my_rewards' has no function 'shrot'"),
+        ("my_rewards:number", "module 'my_rewards' has no function 'number'"),
+    ],
+)
+def test_names_that_cannot_be_used(name, message, own_module):
+    with pytest.raises(InputError, match=message):
+        reward_function(name)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("fails", r"reward 'my_rewards:fails' failed on an answer \(KeyError: 'no'\); mend the function"),
+        ("words", r"reward 'my_rewards:words' failed on an answer \(ValueError"),
+        ("infinite", "reward 'my_rewards:infinite' returned inf; return a finite number, or None to abstain"),
+    ],
+)
+def test_functions_that_fail_are_named(function, message, own_module, grader):
+    with pytest.raises(InputError, match=message):
+        score_answers([answer(r"\boxed{2}", "2")], [f"my_rewards:{function}"], grader)
+
+
+def test_every_name_is_found():
+    assert all(reward_function(name) is function for name, function in REWARDS.items())

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from grpojax.errors import InputError
-from grpojax.training.sampling import GREEDY, Sampler, keep_likely, make_sampler, sample
+from grpojax.training import sampling
+from grpojax.training.sampling import GREEDY, Sampler, keep_likely, make_sampler
+
+
+def sample(logits, keys, sampler):
+    """The tokens alone."""
+    return sampling.sample(logits, keys, sampler)[0]
+
 
 kept_by = jax.jit(lambda logits, top_p: jnp.isfinite(keep_likely(logits, top_p, None)))
 

@@ -162,7 +162,7 @@ def test_problems_follow_one_another_around_the_list_also_after_a_resume(steps_o
     config = make_config(steps=4, inner_epochs=1)
     order = [texts(0, 1), texts(2, 3), texts(4, 0), texts(1, 2)]
     assert asked(steps_of(config)) == order
-    third = dataclasses.replace(initial_state(config, tiny_policy.params), step=2)
+    third = dataclasses.replace(initial_state(config, tiny_policy.params), step=2, problems_used=4)
     assert asked(steps_of(config, third)) == order[2:]
 
 
@@ -272,6 +272,7 @@ def test_one_group_that_differs_is_enough_for_an_update(steps_of):
 
 def test_metrics_hold_every_column_that_applies(steps_of):
     kl, formats = {"kl_loss", "kl_k1", "kl_k3"}, {"format_reward_avg"}
+    special = {"groups_carried", "safeguard_weight", "logp_gap"}  # of dynamic sampling, of safeguards
     absent = {
         "baseline": kl | formats | {"policy_ratio"},
         "clipped": kl | formats,
@@ -280,9 +281,10 @@ def test_metrics_hold_every_column_that_applies(steps_of):
     }
     for variant, missing in absent.items():
         metrics = next(steps_of(make_config(variant=variant)))[1].metrics
-        assert set(metrics) <= set(METRIC_COLUMNS)
+        rewards = {"reward_correct"} | ({"reward_format"} if variant == "format" else set())
+        assert set(metrics) - set(METRIC_COLUMNS) == rewards
         found = {name for name in METRIC_COLUMNS if metrics.get(name) is not None}
-        assert found - {"clip_frac"} == set(METRIC_COLUMNS) - {"eval_acc", "clip_frac"} - missing, variant
+        assert found - {"clip_frac"} == set(METRIC_COLUMNS) - {"eval_acc", "clip_frac"} - special - missing, variant
         assert ("clip_frac" in found) == (variant != "baseline")
         assert all(np.isfinite(metrics[name]) for name in found)
 

@@ -1,0 +1,98 @@
+"""Variants in words: every formula is made of the pieces in force, every number has its source, nothing inert is silent."""
+
+import pytest
+
+from grpojax import VARIANTS, explain, get_variant
+from grpojax.describe import formula, notices
+from grpojax.variants import NUMBERS
+
+LOSS = {
+    "baseline": "loss = - mean_i sum_t A_i log p_new(y_it)",
+    "clipped": "loss = - mean_i min(r_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) A_i)",
+    "grpo": "loss = - mean_i mean_t min(r_it A_i, clip(r_it, 1 - clip_low, 1 + clip_high) A_i) + kl_coeff mean_i mean_t "
+    "[exp(log p_ref(y_it) - log p_new(y_it)) - 1 - (log p_ref(y_it) - log p_new(y_it))]",
+    "dapo": "loss = - mean over all tokens it of the step of min(r_it A_i, clip(r_it, 1 - clip_low, 1 + clip_high) A_i)",
+    "dr-grpo": "loss = - 1 / (B token_budget) sum_i sum_t min(r_it A_i, clip(r_it, 1 - clip_low, 1 + clip_high) A_i)",
+    "gspo": "loss = - mean_i min(r_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) A_i)",
+    "cispo": "loss = - mean over all tokens it of the step of stopgrad(min(r_it, ratio_cap)) A_i log p_new(y_it)",
+    "sapo": "loss = - mean_i mean_t 4 / tau sigmoid(tau (r_it - 1)) A_i",
+    "olmo3": "loss = - mean over all tokens it of the step of m min(r_it A_i, clip(r_it, 1 - clip_low, 1 + clip_high) A_i)",
+    "book-7.4": "loss = - mean_i A_i min(r_i, 1 + clip_high)",
+    "book-gdpo": "loss = - mean_i A_i min(r_i, 1 + clip_high) + kl_coeff mean_i [log p_new(y_i) - log p_ref(y_i)]",
+}
+
+
+@pytest.mark.parametrize("name", LOSS)
+def test_formulas(name):
+    assert formula(VARIANTS[name]).splitlines()[0] == LOSS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "part"),
+    [
+        ("kl", {"kl_estimator": "k2", "kl_level": "token"}, "kl_coeff mean_i sum_t [(log p_new(y_it) - log p_ref(y_it))^2 / 2]"),
+        ("kl", {"kl_reweight": True}, "kl_coeff mean_i p_new(y_i) / p_old(y_i) [log p_new(y_i) - log p_ref(y_i)]"),
+        ("kl", {"length_normalize": True}, "kl_coeff mean_i 1 / |y_i| [log"),
+        ("dapo", {"kl_coeff": 1, "length_normalize": True}, "kl_coeff mean_i mean_t [exp("),
+        ("deepseek-v3.2", {}, "kl_coeff of domain math is 0 kl_coeff"),
+        ("deepseek-v3.2", {}, "p is over the ids that could be sampled"),
+        ("grpo", {"advantage": "leave-one-out"}, "A_i = R_i - mean of the others of the group"),
+        ("grpo", {"reduction": "sum"}, "loss = - mean_i sum_t min(r_it"),
+        ("grpo", {"clip_dual": 3}, "clip_dual A_i"),
+        ("format", {"conditional_reward": True, "format_reward_weight": 0.5}, "R_i = correct_i + 0.5 format_i correct_i"),
+        ("clipped", {"sequence_mask_cap": 2}, "m_i = w_i where w_i <= sequence_mask_cap"),
+    ],
+)
+def test_formulas_show_the_pieces_in_force(name, overrides, part):
+    assert part in formula(get_variant(name, **overrides))
+    assert not overrides or part not in formula(VARIANTS[name])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_explanations_name_every_number_with_its_source(name):
+    row = VARIANTS[name]
+    text = explain(get_variant(name))
+    assert text.startswith(f"{name}: ") and f"Source: {row.source}" in text and text.endswith(row.notes)
+    sources = dict(row.sources)
+    for number, value in row.numbers.items():
+        assert f"  {number} = {value:g}   {NUMBERS[number]}   [{sources.get(number, row.source)}]" in text
+        assert number in formula(row) or (number == "clip_low" and name.startswith("book")), number
+    for reward, weight in row.rewards.items():
+        assert f"  {reward} = {weight:g} " in text
+    assert f"inner_epochs = {row.inner_epochs} " in text
+
+
+def test_explanations_say_what_was_given():
+    text = explain(get_variant("kl", clip_eps=0.25, kl_coeff=0.02, inner_epochs=7, format_reward_weight=0.5))
+    for part in ("clip_low = 0.25 ", "clip_high = 0.25 ", "kl_coeff = 0.02 ", "format = 0.5 "):
+        (line,) = [line for line in text.splitlines() if part in line]
+        assert line.endswith("[given]")
+    assert "inner_epochs = 7 " in text
+    assert "Numbers:\n  none" in explain(get_variant("tracking"))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "updates", "notice"),
+    [
+        ("clipped", {}, 1, "with one update per batch the ratio is 1"),
+        ("sapo", {}, 1, "the printed loss is a constant"),
+        ("gspo", {"clip_eps": 0.2}, 2, "will hardly ever act on a geometric mean"),
+        ("clipped", {"clip_eps": 0.001}, 2, "clip almost every ratio of whole answers"),
+        ("cispo", {"ratio_cap": 0.28}, 2, "a ratio_cap of 0.28 is below 1"),
+        ("kl", {}, 2, "gradient of this KL term does not contain the reference"),
+        ("clipped", {"kl_reweight": True}, 2, "kl_reweight has no KL term to act on"),
+        ("clipped", {"reference_refresh": 5, "length_normalize": True}, 2, "length_normalize, reference_refresh has no KL term"),
+        ("clipped", {"kl_domains": {"math": 0}}, 2, "kl_domains has no KL term to act on"),
+        ("deepseek-v3.2", {}, 1, "no answer is off-policy"),
+    ],
+)
+def test_inert_and_contradictory_settings_are_said_aloud(name, overrides, updates, notice):
+    assert any(notice in line for line in notices(get_variant(name, **overrides), updates))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("clipped", {}), ("gspo", {}), ("cispo", {}), ("grpo", {}), ("kl", {"kl_estimator": "k3"}), ("deepseek-v3.2", {})],
+)
+def test_settings_that_do_what_they_say_need_no_notice(name, overrides):
+    assert list(notices(get_variant(name, **overrides), 2)) == []

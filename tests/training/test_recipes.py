@@ -1,0 +1,321 @@
+"""What the papers' recipes need beyond a loss: pools, dynamic sampling, kept sampling masks, domains, references."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpojax import VARIANTS
+from grpojax.config import RunConfig
+from grpojax.errors import InputError
+from grpojax.loss.logprobs import token_logps, unpack_keep
+from grpojax.tasks.problems import Problem
+from grpojax.training import train as module
+from grpojax.training.checkpoint import load_checkpoint, save_checkpoint
+from grpojax.training.rollout import concat_rollouts, make_rollouts
+from grpojax.training.sampling import keep_likely, make_sampler
+from grpojax.training.train import initial_state, run_optimizer, run_variant, train
+from grpojax.training.update import make_batch, score
+
+TEMPLATE = "{problem} ="
+PROBLEMS = [Problem(text, str(i)) for i, text in enumerate(("1 + 1", "2 + 7", "3 * 5", "8 - 6", "9 + 4", "7 * 7", "5 + 5"))]
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def make_config(**changes) -> RunConfig:
+    settings = {
+        "variant": "grpo", "model": "tiny", "steps": 2, "prompts_per_step": 2, "num_rollouts": 4, "max_new_tokens": 8,
+        "temperature": 1.0, "top_p": 1.0, "lr": 1e-2,
+    }  # fmt: skip
+    return RunConfig(**settings | changes).resolved()
+
+
+class Verdicts:
+    """Right or wrong by the number of the group among all groups ever graded: 4 answers, the first of a live group right."""
+
+    timeouts = 0
+
+    def __init__(self, live):
+        self.live, self.graded = live, 0
+
+    def grade_many(self, pairs):
+        groups = range(self.graded, self.graded + len(pairs) // 4)
+        self.graded += len(pairs) // 4
+        return [self.live(group) and answer == 0 for group in groups for answer in range(4)]
+
+
+def always(group):
+    return True
+
+
+@pytest.fixture
+def steps_of(tiny_policy):
+    def make(config, state=None, live=always, policy=tiny_policy, problems=PROBLEMS):
+        state = state or initial_state(config, policy.params)
+        return train(config, policy, problems, state, TEMPLATE, Verdicts(live))
+
+    return make
+
+
+@pytest.fixture
+def spy(monkeypatch):
+    def watch(name):
+        function, calls = getattr(module, name), []
+
+        def watched(*args, **kwargs):
+            result = function(*args, **kwargs)
+            calls.append((args, kwargs, result))
+            return result
+
+        monkeypatch.setattr(module, name, watched)
+        return calls
+
+    return watch
+
+
+def batches(updates):
+    return [args[5] for args, _, _ in updates]
+
+
+# --- every variant learns ---
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_raises_the_probability_of_a_rewarded_token(name, tiny_policy, monkeypatch):
+    """Reward 1 for an answer that begins with a token of the upper half of the ids: after a few steps it is likelier."""
+    half = tiny_policy.tokenizer.size // 2
+
+    def rewarded(answers, names, grader, **_):
+        right = [float(answer.token_ids[0] >= half) for answer in answers]
+        return [bool(r) for r in right], {name: right for name in names}
+
+    def probability(params):
+        prompt = jnp.array([tiny_policy.tokenizer.prompt_ids("1 + 1 =", True)])
+        return float(jax.nn.softmax(tiny_policy.apply(params, prompt)[0, -1])[half:].sum())
+
+    monkeypatch.setattr(module, "score_answers", rewarded)
+    config = make_config(variant=name, steps=4, prompts_per_step=1, num_rollouts=16, max_new_tokens=1, kl_coeff=0.0)
+    state = initial_state(config, tiny_policy.params)
+    before = probability(tiny_policy.params)
+    *_, (state, _) = train(config, tiny_policy, PROBLEMS[:1], state, TEMPLATE)
+    assert probability(state.params) > before + 0.05
+
+
+# --- one pool of rollouts ---
+
+
+def test_a_pool_is_drawn_once_and_keeps_its_old_logps(steps_of, spy):
+    rollouts, updates = spy("make_rollouts"), spy("update")
+    next(steps_of(make_config(inner_epochs=3)))
+    assert (len(rollouts), len(updates)) == (1, 3)
+    first, second, third = batches(updates)
+    np.testing.assert_array_equal(first.old_logps, third.old_logps)
+    np.testing.assert_array_equal(first.tokens, second.tokens)
+
+
+def test_minibatches_cover_the_pool_in_another_order_each_epoch(steps_of, spy):
+    updates = spy("update")
+    next(steps_of(make_config(inner_epochs=2, minibatches=2)))
+    parts = [batch.targets for batch in batches(updates)]
+    assert [len(part) for part in parts] == [4] * 4
+    epochs = [np.concatenate(parts[:2]), np.concatenate(parts[2:])]
+    assert not np.array_equal(*epochs)
+    assert sorted(map(tuple, epochs[0].tolist())) == sorted(map(tuple, epochs[1].tolist()))
+
+
+# --- dynamic sampling ---
+
+
+def problems_of(record):
+    return [sample.problem for sample in record.samples[::4]]
+
+
+def names(*indices):
+    return [PROBLEMS[i].text for i in indices]
+
+
+def test_a_step_draws_until_enough_groups_disagree_and_carries_the_rest(steps_of):
+    # Groups 0, 3, 4, 5, ... have signal. Step 1: round 1 draws 0 and 1 (one live), round 2 draws 2 and 3 (one live).
+    # Step 2: round 1 draws 4 and 5: both live.
+    config = make_config(dynamic_sampling=5, steps=2)
+    (state, first), (_, second) = steps_of(config, live=lambda g: g not in (1, 2))
+    assert problems_of(first) == names(0, 3)
+    assert (first.metrics["groups_drawn"], first.metrics["groups_carried"]) == (4, 0)
+    assert state.problems_used == 4
+    assert problems_of(second) == names(4, 5)
+    assert first.metrics["zero_adv_frac"] == 0.0
+    # 4 groups of 4 answers were drawn, of which two have one right answer each
+    assert first.metrics["drawn_correct_avg"] == 2 / 16
+    assert first.metrics["correct_avg"] == 2 / 8
+
+
+def test_a_surplus_group_waits_for_the_next_step(steps_of):
+    # Groups 1, 2, 3 are live: step 1 takes 1 and 2 of four drawn, 3 waits. Step 2 draws 4 and 5 (5 live) and takes 3 and 5.
+    config = make_config(dynamic_sampling=5, steps=2)
+    (state, first), (_, second) = steps_of(config, live=lambda g: g in (1, 2, 3, 5))
+    assert problems_of(first) == names(1, 2) and first.metrics["groups_carried"] == 1
+    assert [group.samples[0].problem for group in state.carried] == names(3)
+    assert problems_of(second) == names(3, 5) and second.metrics["groups_drawn"] == 2
+    assert second.metrics["groups_carried"] == 0
+
+
+def test_the_rounds_are_bounded_and_silent_groups_fill_up(steps_of, spy):
+    rollouts = spy("make_rollouts")
+    state, record = next(steps_of(make_config(dynamic_sampling=3), live=lambda g: g == 4))
+    assert len(rollouts) == 3 and state.problems_used == 6
+    assert problems_of(record) == names(4, 0)
+    assert record.metrics["zero_adv_frac"] == 0.5
+    assert record.metrics["groups_drawn"] == 6
+
+
+def test_rounds_draw_other_answers_to_the_same_problem(steps_of, spy):
+    rollouts = spy("make_rollouts")
+    next(steps_of(make_config(dynamic_sampling=2, prompts_per_step=1), live=lambda g: False, problems=PROBLEMS[:1]))
+    first, second = (result.answers for _, _, result in rollouts)
+    assert not np.array_equal(first, second)
+
+
+def test_a_resumed_run_has_its_surplus(steps_of, tiny_policy, tmp_path):
+    config = make_config(dynamic_sampling=5, steps=2)
+
+    def live(group):
+        return group in (1, 2, 3, 5)
+
+    steps = steps_of(config, live=live)
+    state, _ = next(steps)
+    save_checkpoint(tmp_path, tiny_policy, state)
+    expected = next(steps)[1]
+    again = load_checkpoint(tmp_path, tiny_policy, run_optimizer(config))
+    assert again.problems_used == 4 and again.carried[0].samples == state.carried[0].samples
+    grader = Verdicts(live)
+    grader.graded = 4
+    _, record = next(train(config, tiny_policy, PROBLEMS, again, TEMPLATE, grader))
+    assert record.samples == expected.samples
+    assert record.metrics["loss"] == expected.metrics["loss"]
+
+
+# --- kept sampling masks ---
+
+
+@pytest.fixture(scope="module")
+def kept(tiny_policy):
+    sampler = make_sampler(0.7, top_p=0.8)
+    prompts = [tiny_policy.tokenizer.prompt_ids(text, True) for text in ("1 + 1 =", "2 + 30 =")]
+    return make_rollouts(tiny_policy, tiny_policy.params, prompts, jax.random.key(0), sampler, 3, 6, True, 0.7)
+
+
+def test_the_mask_is_the_set_that_could_be_sampled(tiny_policy, kept):
+    """Recomputed from the full forward pass: the top-p set of each position at the sampling temperature."""
+    vocab = tiny_policy.config.vocab_size
+    sizes = set()
+    for row in range(6):
+        prompt = kept.prompts[row // 3, : kept.prompt_lens[row // 3]]
+        length = kept.answer_lens[row]
+        tokens = np.concatenate([prompt, kept.answers[row, :length]])[None]
+        logits = tiny_policy.apply(tiny_policy.params, tokens)[0, len(prompt) - 1 : -1]
+        logits = jnp.where(jnp.arange(vocab) < tiny_policy.tokenizer.size, logits, -jnp.inf)
+        expected = np.isfinite(keep_likely(logits / 0.7, 0.8, None))
+        found = np.asarray(unpack_keep(kept.keep[row, :length], vocab))
+        np.testing.assert_array_equal(found, expected)
+        assert found[np.arange(length), kept.answers[row, :length]].all()
+        sizes |= set(found.sum(axis=1).tolist())
+        keep = np.zeros((1, tokens.shape[1] - 1, vocab), bool)
+        keep[0, len(prompt) - 1 :] = found
+        keep[0, : len(prompt) - 1] = True
+        logps = token_logps(tiny_policy.apply(tiny_policy.params, tokens), tokens, 0.7, keep)[0, len(prompt) - 1 :]
+        np.testing.assert_allclose(kept.logps[row, :length], logps, atol=1e-5)
+    assert len(sizes) > 1 and max(sizes) < vocab  # the masks differ, and are masks
+    assert kept.keep.shape == (6, 6, -(-vocab // 8)) and kept.keep.dtype == np.uint8
+
+
+def test_scoring_over_the_kept_ids_gives_the_samplers_logps(tiny_policy, kept):
+    batch = make_batch(kept, np.zeros((2, 3)))
+    scored = score(tiny_policy.config, tiny_policy.params, batch, 0.7)
+    np.testing.assert_allclose(scored, batch.old_logps, atol=1e-5)
+    whole = score(tiny_policy.config, tiny_policy.params, dataclasses.replace(batch, keep=None), 0.7)
+    assert np.all(np.asarray(scored)[batch.mask > 0] >= np.asarray(whole)[batch.mask > 0])  # fewer ids share the mass
+    assert np.abs(np.asarray(scored) - np.asarray(whole)).max() > 0.05
+
+
+def test_a_kept_mask_needs_something_to_choose_from():
+    with pytest.raises(InputError, match="keep_sampling_mask with temperature 0 leaves one possible token"):
+        make_config(variant="deepseek-v3.2", temperature=0.0)
+
+
+def test_masks_reach_the_update_and_gradients_stay_finite(steps_of, spy):
+    updates = spy("update")
+    _, record = next(steps_of(make_config(variant="deepseek-v3.2", temperature=0.7, top_p=0.8)))
+    assert batches(updates)[0].keep is not None
+    assert np.isfinite(record.metrics["grad_norm"]) and record.metrics["grad_norm"] > 0
+    assert record.metrics["policy_ratio"] != 1.0  # of the second pass
+    assert "kl_loss" not in record.metrics  # problems of mathematics
+
+
+# --- domains, references, truncated answers, abstentions ---
+
+
+def test_a_domain_may_do_without_the_kl_term(steps_of, spy):
+    problems = [dataclasses.replace(PROBLEMS[0]), dataclasses.replace(PROBLEMS[1], domain="code")]
+    updates = spy("update")
+    next(steps_of(make_config(kl_domains="math=0,code=2"), problems=problems))
+    assert batches(updates)[0].kl_scale.tolist() == [0.0] * 4 + [2.0] * 4
+    assert "kl_coeff" in run_variant(make_config(kl_domains="math=0"), problems).numbers
+    assert "kl_coeff" not in run_variant(make_config(kl_domains="math=0"), PROBLEMS).numbers
+
+
+def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_policy, tmp_path):
+    config = make_config(steps=3, reference_refresh=2, inner_epochs=1)
+    states, records = zip(*steps_of(config), strict=True)
+    kl = [record.metrics["kl_k3"] for record in records]
+    assert kl[0] == 0.0 and kl[1] > 0.0  # before the first update the policy is the reference
+    assert kl[2] == pytest.approx(0.0, abs=1e-9)  # after step 2 it is again
+    assert [state.reference is None for state in states] == [True, False, False]
+    jax.tree.map(np.testing.assert_array_equal, states[1].reference, states[1].params)
+    save_checkpoint(tmp_path, tiny_policy, states[2])
+    again = load_checkpoint(tmp_path, tiny_policy, run_optimizer(config))
+    jax.tree.map(np.testing.assert_array_equal, again.reference, states[1].params)
+
+
+def test_truncated_answers_can_be_left_out(tiny_policy, kept):
+    rollouts = dataclasses.replace(kept, truncated=np.array([True, False] * 3))
+    batch = make_batch(rollouts, np.ones((2, 3)), mask_truncated=True)
+    assert batch.mask.sum(axis=1).tolist() == [0, *kept.answer_lens[[1]], 0, *kept.answer_lens[[3]], 0, *kept.answer_lens[[5]]]
+    assert make_batch(rollouts, np.ones((2, 3))).mask.sum(axis=1).tolist() == kept.answer_lens.tolist()
+
+
+def test_an_answer_on_which_all_rewards_abstain_takes_no_part(steps_of, monkeypatch):
+    def abstaining(answers, names, grader, **_):
+        return [False] * len(answers), {"correct": [1.0, 0.0, float("nan"), 0.0] * (len(answers) // 4)}
+
+    monkeypatch.setattr(module, "score_answers", abstaining)
+    _, record = next(steps_of(make_config()))
+    # 1, 0, 0: mean 1/3, std 1/sqrt(3), so 2/3 / 0.57745 and -1/3 / 0.57745
+    expected = [1.154501, -0.577250, 0.0, -0.577250]
+    assert [s.advantage for s in record.samples[:4]] == pytest.approx(expected, abs=1e-5)
+    assert [s.reward for s in record.samples[:4]] == [1.0, 0.0, None, 0.0]
+    assert record.metrics["reward_avg"] == pytest.approx(1 / 3)
+
+
+# --- safeguards ---
+
+
+def test_trainer_and_sampler_are_compared_where_a_safeguard_asks(steps_of, spy):
+    updates = spy("update")
+    _, record = next(steps_of(make_config(variant="olmo3", dynamic_sampling=0)))
+    batch = batches(updates)[0]
+    np.testing.assert_allclose(batch.sampler_logps, batch.old_logps, atol=1e-5)
+    assert 0 < record.metrics["logp_gap"] < 1e-4  # float32: rounding, but two different programs
+    assert record.metrics["safeguard_weight"] == pytest.approx(1.0, abs=1e-4)
+
+
+# --- rollouts apart and together ---
+
+
+def test_groups_of_rollouts_come_together_again(kept):
+    again = concat_rollouts([kept.group(0), kept.group(1)])
+    for name, array in vars(kept).items():
+        np.testing.assert_array_equal(getattr(again, name), array)
+    assert kept.group(1).answer_ids(0) == kept.answer_ids(3)

@@ -1,15 +1,24 @@
 """The commands beside training: one thin function each."""
 
 import argparse
+import hashlib
 import json
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpojax.errors import InputError
 from grpojax.flags import Parser, add_fields, exit_code, fields_of
 
 if TYPE_CHECKING:
     from grpojax.qwen.weights import Policy
+    from grpojax.tasks.problems import Problem
+    from grpojax.training.sampling import Sampler
+
+PROGRESS_SECONDS = 10.0
+"""How often a long evaluation says how far it is."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,13 +46,30 @@ def _parser() -> Parser:
 
     add_fields(sub, RunConfig)
 
-    sub = command("eval", _eval, "greedy accuracy of a model or checkpoint")
+    sub = command("eval", _eval, "accuracy of a model or checkpoint, or two evaluations compared")
     _add_model(sub)
     sub.add_argument("--dataset", default="arithmetic", help="arithmetic, gsm8k, math500, or a .json/.jsonl file")
     sub.add_argument("--limit", type=int, help="evaluate the first so many problems (default: all)")
     sub.add_argument("--max-new-tokens", type=int, help="most tokens of an answer (default: 512, or what the context leaves)")
     sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks where the problem goes")
-    sub.add_argument("--out", help="file for one JSON row per problem")
+    sub.add_argument("--samples", type=int, default=1, help="answers to a problem, for pass@k and a vote (default: 1)")
+    sub.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    sub.add_argument("--top-p", type=float, default=1.0, help="1 keeps every token (default)")
+    sub.add_argument("--top-k", type=int, default=0, help="0 keeps every token (default)")
+    sub.add_argument("--seed", type=int, default=42, help="decides the samples (default: 42)")
+    sub.add_argument(
+        "--extract", choices=("boxed", "boxed-or-last-number"), default="boxed",
+        help="what counts: the last box, as in training (default), or without one the last number; both are printed",
+    )  # fmt: skip
+    sub.add_argument("--batch-size", type=int, help="answers decoded together, which changes none (default: what fits)")
+    sub.add_argument(
+        "--out", metavar="FILE.jsonl",
+        help="file for one row per problem, written as it is finished; the same command goes on after an interruption",
+    )  # fmt: skip
+    sub.add_argument(
+        "--compare", nargs=2, metavar=("A.jsonl", "B.jsonl"),
+        help="instead of evaluating, compare two files of --out or of a run's evals/ problem by problem",
+    )  # fmt: skip
 
     sub = command("sample", _sample, "answer a question with a model or checkpoint")
     _add_model(sub)
@@ -98,25 +124,111 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> None:
-    from grpojax.reporting.runlog import format_evaluation
+    from grpojax.reporting.evaluation import format_comparison, format_report, open_results
+
+    if args.compare:
+        print(format_comparison(*args.compare, extract=args.extract))
+        return
+
+    from grpojax.config import check_seed
+    from grpojax.qwen.sources import model_files
     from grpojax.runner import EVAL_SEED, enable_compilation_cache, open_policy
     from grpojax.tasks.problems import load_problems
     from grpojax.tasks.prompts import render_prompt
-    from grpojax.training.evaluate import evaluate
+    from grpojax.training.evaluate import answer_problems
+    from grpojax.training.rollout import check_context
 
     enable_compilation_cache()
+    _check_at_least_1("samples", args.samples)
+    if args.batch_size is not None:
+        _check_at_least_1("batch_size", args.batch_size)
+    check_seed(args.seed)
+    sampler = _eval_sampler(args)
     problems = load_problems(args.dataset, "eval", seed=EVAL_SEED, limit=args.limit)
-    _check_new(args.out)
-    policy, template = open_policy(args.model, args.dtype, kind=args.tokenizer_kind), _template(args)
+    template, source = _template(args), model_files(args.model)
+    policy = open_policy(str(source), args.dtype, kind=args.tokenizer_kind)
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, template), args.thinking) for p in problems]
-    evaluation = evaluate(
-        policy, policy.params, problems,
-        dataset=args.dataset, step=0, max_new_tokens=_budget(args, policy, prompts), template=template, thinking=args.thinking,
-    )  # fmt: skip
+    budget = _budget(args, policy, prompts)
+    check_context(policy, max(map(len, prompts)), budget)
+    rows = []
     if args.out:
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text("".join(json.dumps(row) + "\n" for row in evaluation.rows))
-    print(format_evaluation(evaluation).partition(": ")[2])
+        settings = _eval_settings(args, policy, problems) | {"model": str(source.resolve()), "max_new_tokens": budget}
+        rows = open_results(args.out, settings | {"template": template})
+    print(_eval_title(args, len(problems), budget), flush=True)
+    if rows:
+        print(f"{len(rows)} of them are in {args.out} already", flush=True)
+    start = time.perf_counter()
+    answers = answer_problems(
+        policy, policy.params, problems,
+        max_new_tokens=budget, template=template, thinking=args.thinking, sampler=sampler, num_samples=args.samples,
+        seed=args.seed, batch_size=args.batch_size, done={row["index"] for row in rows},
+    )  # fmt: skip
+    _collect(answers, rows, args.out, len(problems))
+    print(format_report(rows, args.extract))
+    print(f"{time.perf_counter() - start:.1f} s")
+
+
+def _collect(answers: Iterator[dict[str, Any]], rows: list[dict[str, Any]], out: str | None, count: int) -> None:
+    """Adds the rows as they come, also to the file; says now and then how far it is."""
+    from grpojax.reporting.evaluation import append_result
+
+    start = shown = time.perf_counter()
+    try:
+        for row in answers:
+            if out:
+                append_result(out, row)
+            rows.append(row)
+            if time.perf_counter() - shown > PROGRESS_SECONDS:
+                shown = time.perf_counter()
+                print(f"{len(rows)} of {count} problems after {shown - start:.0f} s", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        if out:
+            print(f"{len(rows)} of {count} problems are in {out}; the same command goes on", file=sys.stderr)
+        raise
+
+
+def _eval_sampler(args: argparse.Namespace) -> "Sampler":
+    from grpojax.training.sampling import make_sampler
+
+    sampler = make_sampler(args.temperature, args.top_p, args.top_k)
+    if sampler.temperature is None and args.samples > 1:
+        raise InputError(f"{args.samples} greedy answers to a problem are the same; add a --temperature such as 0.8.")
+    if sampler.temperature is None and (args.top_p != 1 or args.top_k):
+        raise InputError("top_p and top_k do nothing to greedy answers; leave them out, or add a --temperature.")
+    return sampler
+
+
+def _eval_settings(args: argparse.Namespace, policy: "Policy", problems: "list[Problem]") -> dict[str, Any]:
+    """What decides the rows of an evaluation, beside model, prompt and budget: rows of one file agree in it."""
+    from grpojax import __version__
+
+    asked = json.dumps([(problem.text, problem.answer) for problem in problems])
+    return {
+        "dataset": args.dataset,
+        "problems": len(problems),
+        "problems_sha256": hashlib.sha256(asked.encode()).hexdigest(),
+        "tokenizer_kind": policy.tokenizer.kind,
+        "thinking": args.thinking,
+        "dtype": args.dtype,
+        "compute_dtype": policy.config.compute_dtype,
+        "samples": args.samples,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "seed": args.seed if args.temperature else None,
+        "grader": "grpojax",
+        "grpojax": __version__,
+    }
+
+
+def _eval_title(args: argparse.Namespace, count: int, budget: int) -> str:
+    how = "a greedy answer"
+    if args.temperature:
+        numbers = {"temperature": args.temperature, "top-p": args.top_p, "top-k": args.top_k, "seed": args.seed}
+        off = {"top-p": 1, "top-k": 0}
+        words = ", ".join(f"{name} {number}" for name, number in numbers.items() if number != off.get(name))
+        how = f"{args.samples} answer{'s' * (args.samples != 1)} ({words})"
+    return f"{args.model} on {args.dataset}: {count} problems, {how} of up to {budget} tokens to each"
 
 
 def _sample(args: argparse.Namespace) -> None:
@@ -196,10 +308,3 @@ def _budget(args: argparse.Namespace, policy: "Policy", prompts: list[list[int]]
 def _check_at_least_1(name: str, value: int) -> None:
     if value < 1:
         raise InputError(f"{name} is {value}; it must be 1 or more.")
-
-
-def _check_new(out: str | None) -> None:
-    if out and Path(out).exists():
-        raise InputError(f"{out} exists already; choose another --out.")
-
-

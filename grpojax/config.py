@@ -73,7 +73,8 @@ class RunConfig:
     off_policy_delta: float | None = _number("leave out bad answers this much less likely than when sampled, in nats a token")
     keep_sampling_mask: bool | None = _number("take log-probs over the ids that could be sampled")
     sampling_temperature: bool | None = _number("take log-probs at the temperature of sampling")
-    rewards: str | None = _number("reward functions and weights, such as correct=1,format=0.5,my_module:my_function=0.2")
+    rewards: str | None = _number("reward functions and weights in place of the variant's, such as correct=1,format=0.5")
+    reward: str | None = _flag(None, "reward functions beside the variant's own, such as my_module:my_function or boxed=0.1")
     format_reward_weight: float | None = _number("weight of the think-format reward; 0 takes it away")
     conditional_reward: bool | None = _number("format reward only where the answer is correct")
     overlong_cache: float | None = _number("tokens before the budget's end over which the overlong punishment grows")
@@ -123,6 +124,8 @@ class RunConfig:
         for name in ("rewards", "kl_domains"):
             if name in given:
                 given[name] = parse_weights(name, given[name])
+        if self.reward is not None:
+            given["rewards"] = given.get("rewards", VARIANTS.get(self.variant, VARIANTS["baseline"]).rewards) | parse_weights("reward", self.reward)
         variant = get_variant(self.variant, **given)
         numbers = dict(variant.numbers)
         if variant.reduction is REDUCTIONS["constant"] and self.max_new_tokens is not None:

@@ -12,6 +12,7 @@ _RATIOS = {
     objectives.sequence_mean_ratio: "r_i = exp(mean_t [log p_new(y_it) - log p_old(y_it)])",
     objectives.gspo_token_ratio: "r_it = exp(mean_t [log p_new - log p_old]) in value, with the gradient of token t alone",
 }
+_OF_ANSWERS = (objectives.sequence_sum_ratio, objectives.sequence_mean_ratio)
 _OBJECTIVES = {
     objectives.reinforce: "A_i log p_new(y_it)",
     objectives.clip_pessimistic: "min(r A_i, clip(r, 1 - clip_low, 1 + clip_high) A_i)",
@@ -48,7 +49,7 @@ _PENALTIES = {
 
 def formula(variant: Variant) -> str:
     """The loss in plain mathematics, from the pieces in force; the first line is the loss, the others define its letters."""
-    of_answers = variant.ratio in (objectives.sequence_sum_ratio, objectives.sequence_mean_ratio)
+    of_answers = variant.ratio in _OF_ANSWERS
     objective = _OBJECTIVES[variant.objective].replace("(r", "(r_i" if of_answers else "(r_it").replace("tau_it", "tau_i")
     masks = [text for number, text in _SAFEGUARDS.items() if number in variant.numbers]
     average = "mean_i" if of_answers else _REDUCTIONS[variant.reduction]
@@ -130,9 +131,11 @@ def notices(variant: Variant, updates: int) -> Iterator[str]:
     """
     bounds = variant.numbers.get("clip_low"), variant.numbers.get("clip_high")
     if variant.ratio is not None and updates == 1:
+        evens_out = variant.ratio in _OF_ANSWERS or variant.reduction is reduce.mean_per_sequence
+        is_zero = evens_out and variant.objective not in (objectives.sapo, objectives.cispo)
         yield (
-            "with one update per batch the ratio is 1, so the bound cannot act and the printed loss "
-            + ("is a constant" if variant.objective is objectives.sapo else "is about 0 where advantages are centred")
+            "with one update per batch the ratio is 1, so the bound cannot act"
+            + (" and the printed loss is about 0 by construction" if is_zero else "")
             + "; its gradient is that of log-probability times advantage"
         )
     if variant.ratio in (objectives.sequence_mean_ratio, objectives.gspo_token_ratio) and max(bounds) >= 0.05:

@@ -1,6 +1,7 @@
 """The commands beside training, from the words typed to what is printed and written."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -10,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpojax import cli
 from grpojax.cli import main
+from grpojax.describe import formula
 from grpojax.qwen.weights import load_policy
 from grpojax.records import METRIC_COLUMNS
-from grpojax.training import rollout
+from grpojax.training import evaluate, rollout
 from grpojax.variants import NUMBERS, VARIANTS
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +100,7 @@ def test_explain_gives_formula_numbers_and_source(name, call):
     row = VARIANTS[name]
     assert (code, err) == (0, "")
     assert out.startswith(f"{name}: {row.summary}\nSource: {row.source}\n")
-    assert all(line in out for line in row.formula.splitlines())
+    assert formula(row) in out
     assert row.notes in out
     assert f"inner_epochs = {row.inner_epochs} " in out
     for number, value in row.numbers.items():
@@ -131,49 +134,170 @@ def test_train_is_run_py(call, sums, tiny_folder, monkeypatch):
     )
     summary = json.loads(Path("run/evals/summary.jsonl").read_text().splitlines()[-1])
     assert summary["step"] == 1
-    assert f"{summary['correct']} of 2 of sums.jsonl" in evaluated[1]
+    assert f"   {summary['correct']} of 2\n" in evaluated[1]
+    # The evaluations of a run are compared as they stand there.
+    code, out, err = call("eval", "--compare", "run/evals/step-00000.jsonl", "run/evals/step-00001.jsonl")
+    assert (code, err) == (0, "")
+    assert "of 2 problems B is better on" in out
 
 
 # --- eval ---
 
 
-def test_eval_prints_the_accuracy_and_writes_the_rows(call, sums, tiny_folder):
-    words = (
-        "eval",
-        "--model",
-        tiny_folder,
-        "--dataset",
-        sums,
-        "--prompt-template",
-        "prompt.txt",
-        "--max-new-tokens",
-        8,
-    )
-    code, out, err = call(*words, "--out", "new/rows.jsonl")
+@pytest.fixture
+def evaluate_with(call, sums, tiny_folder, monkeypatch):
+    """Evaluates the tiny model on the two problems, with more words; a slow machine says no more than a fast one."""
+    monkeypatch.setattr(cli, "PROGRESS_SECONDS", math.inf)
+    words = ("--model", tiny_folder, "--dataset", sums, "--prompt-template", "prompt.txt", "--max-new-tokens", 8)
+    return lambda *more: call("eval", *words, *more)
+
+
+SAMPLED = ("--samples", 4, "--temperature", 1, "--seed", 7)
+
+
+def test_eval_prints_the_report_and_writes_the_rows(evaluate_with):
+    code, out, err = evaluate_with("--out", "new/rows.jsonl")
     assert (code, err) == (0, "")
-    assert "0.0 % (0 of 2 of sums.jsonl)" in out
+    lines = out.splitlines()
+    assert lines[0].endswith(" on sums.jsonl: 2 problems, a greedy answer of up to 8 tokens to each")
+    assert lines[2] == "accuracy, boxed                   0.0     0.0 to  65.8   0 of 2"  # z^2 / (2 + z^2) = 0.658
+    assert lines[3].startswith("accuracy, boxed-or-last-number  ")
+    assert lines[4].endswith("100.0 % without an answer in a box")
+    assert re.fullmatch(r"\d+\.\d s", lines[5])
     rows = [json.loads(line) for line in Path("new/rows.jsonl").read_text().splitlines()]
-    assert [(row["problem"], row["gold"], row["correct"]) for row in rows] == [
-        ("7 + 7", "14", False),
-        ("6 + 6", "12", False),
+    assert [(row["index"], row["problem"], row["gold"], row["correct"]) for row in rows] == [
+        (0, "7 + 7", "14", False),
+        (1, "6 + 6", "12", False),
     ]
-    code, out, err = call(*words, "--out", "new/rows.jsonl")
-    assert (code, out, err) == (2, "", "error: new/rows.jsonl exists already; choose another --out.\n")
+    settings = json.loads(Path("new/rows.settings.json").read_text())
+    assert (settings["problems"], settings["max_new_tokens"], settings["template"]) == (2, 8, "{problem} =")
+    assert (settings["samples"], settings["temperature"], settings["seed"]) == (1, 0.0, None)
 
 
-def test_eval_limit(call, sums, tiny_folder):
-    words = (
-        "eval",
-        "--model",
-        tiny_folder,
-        "--dataset",
-        sums,
-        "--prompt-template",
-        "prompt.txt",
-        "--max-new-tokens",
-        8,
+def test_eval_says_how_far_it_is(evaluate_with, monkeypatch):
+    monkeypatch.setattr(cli, "PROGRESS_SECONDS", 0)
+    code, out, err = evaluate_with("--batch-size", 1)
+    assert code == 0
+    assert re.fullmatch(r"1 of 2 problems after \d+ s\n2 of 2 problems after \d+ s\n", err)
+
+
+def test_eval_limit(evaluate_with):
+    assert "0 of 1\n" in evaluate_with("--limit", 1)[1]
+
+
+def test_eval_without_out_writes_nothing(evaluate_with):
+    before = os.listdir()
+    evaluate_with()
+    assert os.listdir() == before
+
+
+def test_eval_with_samples(evaluate_with):
+    code, out, err = evaluate_with(*SAMPLED, "--top-p", 0.9, "--out", "rows.jsonl")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].endswith("2 problems, 4 answers (temperature 1.0, top-p 0.9, seed 7) of up to 8 tokens to each")
+    assert lines[2].endswith("0 of 8 answers, 2 problems")
+    assert [line.split("  ")[0] for line in lines[4:7]] == ["pass@2", "pass@4", "majority of 4"]
+    rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
+    assert [len(row["text"]) for row in rows] == [4, 4]
+    assert len({text for row in rows for text in row["text"]}) > 4
+
+
+def test_eval_extract_puts_that_accuracy_first(evaluate_with):
+    lines = evaluate_with("--extract", "boxed-or-last-number")[1].splitlines()
+    assert lines[2].startswith("accuracy, boxed-or-last-number")
+    assert lines[3].startswith("accuracy, boxed ")
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_eval_gives_the_same_rows_whatever_the_batch(evaluate_with, batch_size):
+    for kind, more in (("greedy", ()), ("sampled", SAMPLED)):
+        evaluate_with(*more, "--out", f"{kind}.jsonl")
+        evaluate_with(*more, "--out", f"{kind}-{batch_size}.jsonl", "--batch-size", batch_size)
+        assert Path(f"{kind}.jsonl").read_bytes() == Path(f"{kind}-{batch_size}.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("more", [(), SAMPLED])
+@pytest.mark.parametrize("torn", [b"", b'{"index": 1, "prob'])
+def test_an_interrupted_eval_goes_on_to_the_same_file(evaluate_with, monkeypatch, more, torn):
+    evaluate_with(*more, "--batch-size", 1, "--out", "unbroken.jsonl")
+    real = evaluate.make_rollouts
+    calls = []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(evaluate, "make_rollouts", interrupted)
+    code, out, err = evaluate_with(*more, "--batch-size", 1, "--out", "rows.jsonl")
+    assert code == 130
+    assert err == "1 of 2 problems are in rows.jsonl; the same command goes on\nerror: interrupted\n"
+    assert "accuracy" not in out
+    rows = Path("rows.jsonl")
+    assert rows.read_bytes() == Path("unbroken.jsonl").read_bytes().split(b"\n")[0] + b"\n"
+    rows.write_bytes(rows.read_bytes() + torn)
+
+    # An unfinished file is not compared.
+    refused = evaluate_with("--compare", "unbroken.jsonl", "rows.jsonl")
+    assert "rows.jsonl is not finished: it holds 1 of 2 problems" in refused[2]
+    code, out, err = evaluate_with(*more, "--batch-size", 1, "--out", "rows.jsonl")
+    assert (code, err) == (0, "")
+    assert "1 of them are in rows.jsonl already\n" in out
+    assert len(calls) == 3  # the first problem was not asked again
+    assert rows.read_bytes() == Path("unbroken.jsonl").read_bytes()
+
+    # Once more: all is there, nothing is asked, the report is the same.
+    again = evaluate_with(*more, "--batch-size", 1, "--out", "rows.jsonl")
+    assert len(calls) == 3
+    assert again[1].splitlines()[2:-1] == out.splitlines()[2:-1]
+    assert rows.read_bytes() == Path("unbroken.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--max-new-tokens", 9), r"another max_new_tokens \(8 -> 9\)"),
+        (("--limit", 1), r"another problems \(2 -> 1\), another problems_sha256 \("),
+        (SAMPLED, r"another samples \(1 -> 4\), another temperature \(0\.0 -> 1\.0\), another seed \(null -> 7\)"),
+        (("--model", "tiny-base"), r"another model \(\S+ -> \S+tiny-base\"\)"),
+        (("--dtype", "bfloat16"), r"another dtype \(\"float32\" -> \"bfloat16\"\)"),
+    ],
+)
+def test_eval_goes_on_with_the_same_settings_only(evaluate_with, more, message):
+    evaluate_with("--out", "rows.jsonl")
+    before = Path("rows.jsonl").read_bytes(), Path("rows.settings.json").read_bytes()
+    code, out, err = evaluate_with("--out", "rows.jsonl", *more)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(rf"error: rows\.jsonl was begun with {message}[^\n]*; go on with [^\n]+\n", err), err
+    assert (Path("rows.jsonl").read_bytes(), Path("rows.settings.json").read_bytes()) == before
+    # What changes no answer may change.
+    harmless = ("--seed", 1, "--batch-size", 1, "--extract", "boxed-or-last-number")
+    assert evaluate_with("--out", "rows.jsonl", *harmless)[0] == 0
+
+
+def test_eval_overwrites_no_file_of_another_kind(evaluate_with):
+    Path("rows.jsonl").write_text("mine")
+    code, out, err = evaluate_with("--out", "rows.jsonl")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: rows.jsonl exists already, and no rows.settings.json beside it says how it was made")
+    assert Path("rows.jsonl").read_text() == "mine"
+
+
+def test_eval_compares_two_evaluations(evaluate_with, call):
+    evaluate_with("--out", "a.jsonl")
+    rows = [json.loads(line) for line in Path("a.jsonl").read_text().splitlines()]
+    Path("b.jsonl").write_text("".join(json.dumps(row | {"correct": True}) + "\n" for row in rows))
+    code, out, err = call("eval", "--compare", "a.jsonl", "b.jsonl")
+    assert (code, err) == (0, "")
+    assert "of 2 problems B is better on 2, A on 0" in out
+    assert "p = 0.50 (McNemar's exact test)" in out
+    assert call("eval", "--compare", "a.jsonl", "none.jsonl")[::2] == (
+        2,
+        "error: cannot read none.jsonl (No such file or directory); give a file that `grpojax eval --out` wrote, or "
+        "one of a run's evals/step-*.jsonl.\n",
     )
-    assert "(0 of 1 of sums.jsonl)" in call(*words, "--limit", 1)[1]
 
 
 # --- sample ---
@@ -273,6 +397,17 @@ def test_export_in_another_dtype(call, tiny_folder):
         (["eval", "--limit", "few"], r"argument --limit: invalid int value: 'few'"),
         (["eval", "--model", "tiny-bas"], r"there is no model 'tiny-bas'; .* Did you mean 'tiny-base'\?"),
         (["eval", "--max-new-tokens", "0"], r"max_new_tokens is 0; it must be 1 or more\."),
+        (["eval", "--max-new-tokens", "600"], r"a prompt of \d+ tokens and 600 new ones exceed the model's context"),
+        (["eval", "--samples", "0"], r"samples is 0; it must be 1 or more\."),
+        (["eval", "--batch-size", "0"], r"batch_size is 0; it must be 1 or more\."),
+        (["eval", "--samples", "4"], r"4 greedy answers to a problem are the same; add a --temperature such as 0"),
+        (["eval", "--top-p", "0.9"], r"top_p and top_k do nothing to greedy answers; leave them out"),
+        (["eval", "--top-k", "5"], r"top_p and top_k do nothing to greedy answers; leave them out"),
+        (["eval", "--temperature", "-1"], r"temperature is -1\.0; it must be 0 \(greedy\)"),
+        (["eval", "--seed", "-1"], r"seed is -1; it must be from 0 to 4294967295\."),
+        (["eval", "--extract", "number"], r"argument --extract: invalid choice: 'number' \(choose from"),
+        (["eval", "--compare", "a.jsonl"], r"argument --compare: expected 2 arguments"),
+        (["eval", "--compare", "a.jsonl", "b.jsonl"], r"cannot read a\.jsonl \(No such file or directory\); give a"),
         (["eval", "--dtype", "float64"], r"argument --dtype: invalid choice: 'float64' \(choose from"),
         (["sample"], r"the following arguments are required: question; see grpojax sample --help\."),
         (["sample", ""], r"the question is empty; write it between quotes\."),

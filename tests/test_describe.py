@@ -74,8 +74,10 @@ def test_explanations_say_what_was_given():
 @pytest.mark.parametrize(
     ("name", "overrides", "updates", "notice"),
     [
-        ("clipped", {}, 1, "with one update per batch the ratio is 1"),
-        ("sapo", {}, 1, "the printed loss is a constant"),
+        ("clipped", {}, 1, "so the bound cannot act and the printed loss is about 0 by construction; its gradient"),
+        ("grpo", {}, 1, "so the bound cannot act and the printed loss is about 0 by construction; its gradient"),
+        ("dapo", {}, 1, "so the bound cannot act; its gradient"),  # answers of unlike length do not even out
+        ("sapo", {}, 1, "so the bound cannot act; its gradient"),
         ("gspo", {"clip_eps": 0.2}, 2, "will hardly ever act on a geometric mean"),
         ("clipped", {"clip_eps": 0.001}, 2, "clip almost every ratio of whole answers"),
         ("cispo", {"ratio_cap": 0.28}, 2, "a ratio_cap of 0.28 is below 1"),

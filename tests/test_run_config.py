@@ -45,7 +45,7 @@ def test_what_is_given_stays():
 def test_nothing_the_run_needs_is_left_open():
     assert set(EMBEDDED) == set(BOOK)
     config = resolved()
-    may_be_none = {"eval_dataset", "prompt_template", "out", "micro_batch", "compute_dtype", "tokenizer_kind"}
+    may_be_none = {"eval_dataset", "prompt_template", "out", "micro_batch", "compute_dtype", "tokenizer_kind", "reward"}
     of_the_variant = {f.name for f in dataclasses.fields(config) if f.metadata.get("variant")}  # None: as its row has it
     of_the_variant -= {"inner_epochs", "rollout_reuse"}
     assert {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None} == may_be_none | of_the_variant
@@ -136,3 +136,40 @@ def test_the_edges_are_allowed():
     resolved(
         num_rollouts=2, steps=1, temperature=0.0, top_p=1.0, top_k=0, lr=0.0, clip_eps=0.0, checkpoint_every=0, micro_batch=1
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "rewards"),
+    [
+        ({}, {"correct": 1.0}),
+        ({"rewards": "correct=2, boxed=0.5"}, {"correct": 2.0, "boxed": 0.5}),
+        ({"rewards": "boxed"}, {"boxed": 1.0}),
+        ({"reward": "my_module:my_function"}, {"correct": 1.0, "my_module:my_function": 1.0}),
+        ({"reward": "boxed=0.1,repetition=0.2"}, {"correct": 1.0, "boxed": 0.1, "repetition": 0.2}),
+        ({"rewards": "boxed", "reward": "overlong"}, {"boxed": 1.0, "overlong": 1.0}),
+        ({"variant": "format", "reward": "boxed"}, {"correct": 1.0, "format": 1.0, "boxed": 1.0}),
+    ],
+)
+def test_rewards_in_place_of_the_variants_or_beside_them(given, rewards):
+    assert RunConfig(**given).make_variant().rewards == rewards
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rewards": "correct=much"}, r"rewards has 'correct=much'; write name=number, separated by commas"),
+        ({"reward": "boxed="}, "reward has 'boxed='; write name=number"),
+        ({"kl_domains": "math=x"}, "kl_domains has 'math=x'; write name=number"),
+        ({"rewards": ""}, "rewards is empty; name at least one reward function"),
+    ],
+)
+def test_lists_of_weights_that_cannot_be_read(given, message):
+    with pytest.raises(InputError, match=message):
+        RunConfig(**given).resolved()
+
+
+def test_numbers_that_come_from_the_run():
+    assert resolved(variant="dr-grpo", max_new_tokens=77).make_variant().numbers["token_budget"] == 77.0
+    assert resolved(variant="dr-grpo", token_budget=5.0).make_variant().numbers["token_budget"] == 5.0
+    assert resolved(variant="deepseek-v3.2", temperature=0.7).make_variant().numbers["score_temperature"] == 0.7
+    assert "score_temperature" not in resolved(variant="book-deepseek-v3.2").make_variant().numbers

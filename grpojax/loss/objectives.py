@@ -28,7 +28,8 @@ def capped_token_ratio(new_logps: Array, old_logps: Array, mask: Array, clip_hig
     Source: the book's script olmo3_style.py of section 7.6.3, which calls it truncated importance sampling; the method of
     that name is `safeguards.truncated_importance`.
     """
-    return jnp.minimum(token_ratio(new_logps, old_logps, mask), 1.0 + clip_high)
+    ratio = token_ratio(new_logps, old_logps, mask)
+    return jnp.where(ratio > 1.0 + clip_high, 1.0 + clip_high, ratio)  # not min, which splits the gradient of a tie
 
 
 def sequence_sum_ratio(new_logps: Array, old_logps: Array, mask: Array) -> Array:

@@ -1,7 +1,7 @@
 """Estimators of the KL divergence from the reference policy, from the log-probs of sampled tokens alone. Elementwise.
 
-On answers drawn from the policy each has the KL in the mean (k2 to second order). What a loss follows is their gradient,
-and that is another matter: see each.
+On answers drawn from the policy each has KL(policy, reference) in the mean (k2 to second order). What a loss follows is
+their gradient, and that is another matter: see each. Times the importance ratio, k1 and k3 have the gradient of that KL too.
 """
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def k1(new_logps: Array, ref_logps: Array) -> Array:
 
 
 def k2(new_logps: Array, ref_logps: Array) -> Array:
-    """(new - ref)^2 / 2: biased in value, low in variance; as a loss its gradient is that of the KL itself.
+    """(new - ref)^2 / 2: biased in value, low in variance; as a loss its gradient is that of KL(policy, reference).
 
     Source: J. Schulman, "Approximating KL Divergence" (2020).
 
@@ -33,7 +33,8 @@ def k2(new_logps: Array, ref_logps: Array) -> Array:
 
 
 def k3(new_logps: Array, ref_logps: Array) -> Array:
-    """exp(ref - new) - 1 - (ref - new): unbiased and never negative. As a loss its gradient is that of the reverse KL.
+    """exp(ref - new) - 1 - (ref - new): unbiased and never negative. As a loss its gradient is that of
+    the other direction, KL(reference, policy).
 
     Source: J. Schulman, "Approximating KL Divergence" (2020); arXiv:2402.03300, eq. 4.
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import math
+import sys
 from collections.abc import Callable, Sequence
 
 from grpojax.errors import InputError, did_you_mean
@@ -75,12 +76,27 @@ def overlong(answer: Answer, overlong_cache: float | None = None) -> float:
     return max(-1.0, min(0.0, (answer.budget - cache - len(answer.token_ids)) / cache))
 
 
+def repetition(answer: Answer) -> float:
+    """Minus the share of the text's three-word runs that were there before: 0 without any, towards -1 for a loop.
+
+    Source: Open-R1, `rewards.py`, get_repetition_penalty_reward with n-grams of 3 words and a penalty of at most 1.
+    "a b c a b c" has the runs abc, bca, cab, abc: one of four is a repetition.
+
+    >>> repetition(Answer("", "", "a b c A B c", [], False, 100))
+    -0.25
+    """
+    words = answer.text.lower().split()
+    runs = list(zip(words, words[1:], words[2:], strict=False))
+    return len(set(runs)) / len(runs) - 1.0 if runs else 0.0
+
+
 REWARDS: dict[str, Callable[..., float | None]] = {
     "correct": correct,
     "correct_or_number": correct_or_number,
     "format": think_format,
     "boxed": boxed,
     "overlong": overlong,
+    "repetition": repetition,
 }
 """Every reward function by the name a variant gives it. A user's own is named "module:function"."""
 
@@ -102,13 +118,16 @@ def reward_function(name: str) -> Callable[..., float | None]:
             f"unknown reward {name!r}; choose one of {', '.join(REWARDS)}, or your own as module:function."
             f"{did_you_mean(name, REWARDS)}"
         )
+    sys.path.insert(0, "")  # the current folder, also for an installed command
     try:
         found = getattr(importlib.import_module(module), function, None)
     except Exception as error:  # whatever the user's module raises while it is imported
         raise InputError(
             f"reward {name!r}: module {module!r} cannot be imported ({type(error).__name__}: {error}); it must be on the "
-            "Python path, such as a file in the current folder."
+            "Python path or a file in the current folder."
         ) from error
+    finally:
+        sys.path.remove("")
     if not callable(found):
         raise InputError(f"reward {name!r}: module {module!r} has no function {function!r}.")
     return found

@@ -82,7 +82,8 @@ def make_rollouts(
       params: the weights that sample (the old policy's).
       prompt_ids: P token lists.
       key: random key, consumed. Row b draws token n from fold_in(fold_in(key, b), n), so an answer does not depend on
-        padding, on the bucket, or on how long its neighbours are.
+        padding, on the bucket, or on how long its neighbours are. With keys [P], answer g of prompt p draws from
+        fold_in(keys[p], g), and does not depend on the prompts beside it either.
       max_new_tokens: the budget of an answer.
       keep_mask: record the ids that could be drawn, and take `logps` over them alone.
       score_temperature: temperature of `logps`; None: 1.
@@ -160,7 +161,11 @@ def generate(
     first_logits, prompt_cache = _prefill(config, params, prompts, prompt_lens)
     share = functools.partial(jnp.repeat, repeats=num_rollouts, axis=0)
     lengths, stops = share(prompt_lens), jnp.asarray(stop_ids, jnp.int32)
-    row_keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(batch))
+    numbered = jax.vmap(jax.random.fold_in, (None, 0))
+    if key.ndim:
+        row_keys = jax.vmap(numbered, (0, None))(key, jnp.arange(num_rollouts)).reshape(batch)
+    else:
+        row_keys = numbered(key, jnp.arange(batch))
     possible = jnp.arange(config.vocab_size)[None, :] < known_ids
     slots = jnp.arange(width + max_new_tokens)[None, :]
 

@@ -214,7 +214,9 @@ def _problems_again(groups: Sequence[Group], problems: Sequence[Problem]) -> lis
 
 
 def _has_signal(variant: Variant, group: Group) -> bool:
-    """Whether the answers of a group differ in what they earn."""
+    """Whether some, but not all answers of a group are correct (DAPO, eq. 11); without that reward, whether any earns more."""
+    if "correct" in variant.rewards:
+        return len({sample.correct for sample in group.samples}) == 2
     return bool(np.any(variant_advantages(variant, group.rewards[:, None])))
 
 

@@ -8,7 +8,16 @@ import pytest
 from grpojax.errors import InputError
 from grpojax.tasks.grading import Grader
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
-from grpojax.tasks.rewards import REWARDS, Answer, boxed, overlong, reward_function, score_answers, think_format
+from grpojax.tasks.rewards import (
+    REWARDS,
+    Answer,
+    boxed,
+    overlong,
+    repetition,
+    reward_function,
+    score_answers,
+    think_format,
+)
 
 OPEN, CLOSE = 90, 91
 
@@ -88,6 +97,22 @@ def test_boxed(text, reward):
 )
 def test_overlong(length, budget, cache, reward):
     assert overlong(answer(ids=(5,) * length, budget=budget), cache) == reward
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("", 0.0),
+        ("two words", 0.0),
+        ("every word is another one", 0.0),
+        ("a b c a b c", -0.25),  # abc bca cab abc
+        ("go go go go go", -2 / 3),  # ggg three times, one of them new
+        ("Go go\nGO go  go", -2 / 3),
+        ("1 + 1 = 2 and 1 + 2 = 3", 0.0),  # two-word runs come back, three-word runs do not
+    ],
+)
+def test_repetition(text, reward):
+    assert repetition(answer(text)) == pytest.approx(reward)
 
 
 def test_the_overlong_cache_reaches_its_reward(grader):

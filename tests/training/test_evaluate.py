@@ -1,6 +1,7 @@
-"""Greedy evaluation: every problem once, in order, graded by its last box."""
+"""Evaluation: every problem once, graded by last box and by last number; samples that depend on nothing else."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 from grpojax.errors import InputError
 from grpojax.tasks.problems import Problem
 from grpojax.training import evaluate as module
-from grpojax.training.evaluate import evaluate
+from grpojax.training.evaluate import answer_problems, evaluate
 from grpojax.training.rollout import Rollouts, make_rollouts
-from grpojax.training.sampling import GREEDY
+from grpojax.training.sampling import GREEDY, make_sampler
 
 TEMPLATE = "{problem} ="
 PROBLEMS = [
@@ -28,16 +29,22 @@ def run(policy, problems=PROBLEMS, **changes):
 
 @pytest.fixture
 def scripted(monkeypatch, tiny_policy):
-    """A factory: answers by prompt instead of a model's; returns the list of prompt batches that were asked."""
+    """A factory: answers by prompt (one, or a list of samples) instead of a model's; returns the list of prompt batches
+    that were asked."""
 
-    def make(answers):
-        by_prompt = {tuple(tiny_policy.tokenizer.prompt_ids(f"{text} =")): answer for text, answer in answers.items()}
+    def make(answers, expected_sampler=GREEDY):
+        by_prompt = {
+            tuple(tiny_policy.tokenizer.prompt_ids(f"{text} =")): [answer] if isinstance(answer, str) else answer
+            for text, answer in answers.items()
+        }
         asked = []
 
         def answer(policy, params, prompts, key, sampler, num_rollouts, max_new_tokens):
-            assert (sampler, num_rollouts) == (GREEDY, 1)
+            assert sampler == expected_sampler
             asked.append([policy.tokenizer.decode(ids) for ids in prompts])
-            ids = [policy.tokenizer.encode(by_prompt[tuple(prompt)]) for prompt in prompts]
+            each = [by_prompt[tuple(prompt)] for prompt in prompts]
+            assert {len(texts) for texts in each} == {num_rollouts}
+            ids = [policy.tokenizer.encode(text) for texts in each for text in texts]
             lengths = np.array([len(row) for row in ids])
             rows = np.zeros((len(ids), 64), int)
             for row, content in zip(rows, ids, strict=True):
@@ -111,12 +118,23 @@ def test_the_batch_shrinks_to_what_the_cache_allows(scripted, tiny_policy, monke
     assert [len(batch) for batch in asked] == [1] * 5
 
 
-def test_the_answer_to_an_empty_box_is_wrong_even_where_the_grader_says_right(
-    scripted, tiny_policy, every_other_grader
-):
+def test_no_answer_is_wrong_even_where_the_grader_says_right(scripted, tiny_policy):
+    class YesSayer:
+        def grade_many(self, pairs):
+            return [True for _ in pairs]
+
     scripted(ANSWERS)
-    result = run(tiny_policy, grader=every_other_grader)  # right, wrong, right, wrong, right
-    assert [row["correct"] for row in result.rows] == [True, False, True, False, False]
+    result = run(tiny_policy, grader=YesSayer())
+    assert [row["correct"] for row in result.rows] == [True, False, True, True, False]
+
+
+def test_both_rules_are_graded(scripted, tiny_policy):
+    # Field report e15: "The answer is 4." earns nothing in training and counts where the last number is the fallback.
+    scripted(ANSWERS | {"4": "The answer is 4.<|endoftext|>"})
+    result = run(tiny_policy)
+    assert [row["extracted_or_last_number"] for row in result.rows] == ["33", "4", "12", "70", ""]
+    assert [row["correct_or_last_number"] for row in result.rows] == [True, True, False, True, False]
+    assert (result.correct, result.correct_or_last_number) == (2, 3)
 
 
 def test_batched_answers_are_those_of_one_problem_at_a_time(tiny_policy, monkeypatch):
@@ -157,3 +175,143 @@ def test_a_reasoning_model_is_asked_in_a_chat_turn(scripted, tiny_policy, monkey
 def test_no_problems(tiny_policy):
     with pytest.raises(InputError, match="there are no problems to evaluate on; choose a data set with at least one"):
         run(tiny_policy, [])
+    with pytest.raises(InputError, match="there are no problems to evaluate on"):
+        next(answer_problems(tiny_policy, tiny_policy.params, [], max_new_tokens=8))
+
+
+def test_a_problem_that_is_too_long_is_told_before_the_first_answer(scripted, tiny_policy):
+    asked = scripted(ANSWERS)
+    with pytest.raises(InputError, match=r"exceed the model's context of 256; lower --max-new-tokens"):
+        run(tiny_policy, [*PROBLEMS, Problem("9" * 300, "9")])
+    assert asked == []
+
+
+# --- rows as they come ---
+
+
+def rows_of(policy, problems=PROBLEMS, **changes):
+    settings = {"max_new_tokens": 8, "template": TEMPLATE}
+    return list(answer_problems(policy, policy.params, problems, **settings | changes))
+
+
+def test_rows_come_batch_by_batch_and_name_their_problem(scripted, tiny_policy):
+    asked = scripted(ANSWERS)
+    problems = [dataclasses.replace(p, subject="sums", level=i) for i, p in enumerate(PROBLEMS)]
+    stream = answer_problems(
+        tiny_policy, tiny_policy.params, problems, max_new_tokens=8, template=TEMPLATE, batch_size=2
+    )
+    first = next(stream)
+    assert len(asked) == 1  # the second batch waits
+    rows = [first, *stream]
+    assert sorted(row["index"] for row in rows) == [0, 1, 2, 3, 4]
+    for row in rows:
+        assert row["problem"] == PROBLEMS[row["index"]].text
+        assert (row["subject"], row["level"]) == ("sums", row["index"])
+
+
+def test_what_is_done_is_left_out_and_its_batch_made_again_whole(scripted, tiny_policy):
+    asked = scripted(ANSWERS)
+    unbroken = rows_of(tiny_policy, batch_size=2)
+    batches = list(asked)
+    for count in range(6):
+        asked.clear()
+        done = {row["index"] for row in unbroken[:count]}
+        assert unbroken[:count] + rows_of(tiny_policy, batch_size=2, done=done) == unbroken
+        assert (
+            asked == batches[count // 2 if count < 5 else 3 :]
+        )  # the same batches: the same shapes, the same rounding
+
+
+def test_the_batch_size_is_as_asked(scripted, tiny_policy):
+    asked = scripted(ANSWERS)
+    rows_of(tiny_policy, batch_size=3)
+    assert [len(batch) for batch in asked] == [3, 3]
+
+
+# --- samples ---
+
+WARM = make_sampler(1.0)
+
+
+def test_samples_do_not_depend_on_batch_neighbours_or_number(tiny_policy):
+    def texts(problems=PROBLEMS, samples=4, **changes):
+        rows = rows_of(tiny_policy, problems, sampler=WARM, num_samples=samples, seed=3, **changes)
+        return {row["index"]: row["text"] for row in rows}
+
+    expected = texts()
+    assert len({text for group in expected.values() for text in group}) > 10
+    for size in (1, 4, 8, 12, 64):
+        assert texts(batch_size=size) == expected
+    assert texts(done={0, 3}) == {i: expected[i] for i in (1, 2, 4)}
+    assert texts(PROBLEMS[:2]) == {i: expected[i] for i in (0, 1)}
+    assert texts(samples=2) == {i: group[:2] for i, group in expected.items()}
+    assert texts(PROBLEMS[:1] + [Problem("4" * 30, "4")] + PROBLEMS[2:])[2] == expected[2]
+    other_seed = {row["index"]: row["text"] for row in rows_of(tiny_policy, sampler=WARM, num_samples=4, seed=4)}
+    assert all(other_seed[i] != expected[i] for i in expected)
+
+
+def test_a_problem_asked_twice_is_sampled_twice(tiny_policy):
+    first, second = rows_of(tiny_policy, [PROBLEMS[0]] * 2, sampler=WARM, num_samples=4)
+    assert first["text"] != second["text"]
+
+
+def test_an_answer_draws_from_seed_problem_and_its_number(tiny_policy):
+    rows = {row["index"]: row for row in rows_of(tiny_policy, sampler=WARM, num_samples=3, seed=5)}
+    key = jax.random.fold_in(jax.random.key(5, impl="threefry2x32"), 2)
+    prompt = tiny_policy.tokenizer.prompt_ids("5 + 6 =")
+    alone = make_rollouts(tiny_policy, tiny_policy.params, [prompt], key, WARM, 3, 8)
+    assert rows[2]["text"] == [tiny_policy.tokenizer.decode(alone.answer_ids(g)) for g in range(3)]
+    assert rows[2]["length"] == alone.answer_lens.tolist()
+    assert rows[2]["truncated"] == alone.truncated.tolist()
+
+
+def test_the_samples_of_a_problem_share_its_prefill(scripted, tiny_policy):
+    # `make_rollouts` prefills a prompt once for its num_rollouts answers; here it is given each prompt once.
+    asked = scripted({text: [answer] * 3 for text, answer in ANSWERS.items()}, WARM)
+    rows_of(tiny_policy, sampler=WARM, num_samples=3)
+    assert sorted(prompt for batch in asked for prompt in dict.fromkeys(batch)) == sorted(f"{t} =" for t in ANSWERS)
+
+
+SAMPLES = {
+    "5 + 6": [
+        r"\boxed{12}",
+        r"\boxed{11}<|endoftext|>",
+        r"it is 11<|endoftext|>",
+        r"\boxed{\frac{24}{2}}<|endoftext|>",  # as wrong as 12, and equal to it
+        r"\boxed{22/2}<|endoftext|>",  # right, as 11
+        r"\boxed{10}<|endoftext|>",
+    ]
+}
+
+
+def test_equal_answers_are_known_as_equal_however_they_are_written(scripted, tiny_policy):
+    scripted(SAMPLES, WARM)
+    (row,) = rows_of(tiny_policy, [PROBLEMS[2]], sampler=WARM, num_samples=6, max_new_tokens=64)
+    assert row["extracted"] == ["12", "11", "", r"\frac{24}{2}", "22/2", "10"]
+    assert row["correct"] == [False, True, False, False, True, False]
+    assert row["same_as"] == [0, 1, None, 0, 1, 5]
+    assert row["correct_or_last_number"] == [False, True, True, False, True, False]
+    assert row["same_as_or_last_number"] == [0, 1, 1, 0, 1, 5]  # 11 has the majority by this rule only
+    assert row["truncated"] == [True] + [False] * 5
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_an_evaluation_of_samples_counts_answers(scripted, tiny_policy):
+    scripted(SAMPLES, WARM)
+    result = run(tiny_policy, [PROBLEMS[2]], sampler=WARM, num_samples=6)
+    assert (result.correct, result.correct_or_last_number, result.total) == (2, 3, 6)
+    assert result.accuracy == pytest.approx(100 / 3)
+    assert result.truncated_frac == pytest.approx(1 / 6)
+    assert result.avg_response_len == np.mean([len(tiny_policy.tokenizer.encode(t)) for t in SAMPLES["5 + 6"]])
+
+
+def test_an_answer_joins_the_group_of_the_first_it_is_equal_to(scripted, tiny_policy):
+    class Chain:
+        """Equality that is not transitive: 1 = 2 and 2 = 3, but not 1 = 3."""
+
+        def grade_many(self, pairs):
+            return [set(pair) in ({"1", "2"}, {"2", "3"}) for pair in pairs]
+
+    scripted({"5 + 6": [rf"\boxed{{{n}}}<|endoftext|>" for n in (1, 2, 3, 3, 4)]}, WARM)
+    (row,) = rows_of(tiny_policy, [PROBLEMS[2]], sampler=WARM, num_samples=5, grader=Chain())
+    assert row["same_as"] == [0, 0, 0, 0, 4]

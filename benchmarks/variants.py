@@ -1,0 +1,81 @@
+"""What does each variant do on the embedded model? Trains all of them from the same start, prints a table, draws a picture.
+
+    python benchmarks/variants.py --out runs/variants
+
+Each run is `run.py --variant NAME` with its defaults (200 steps of one problem and 8 rollouts, 200 held-out problems before
+and after), in a process of its own. A run that is there already is not made again.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from grpojax.reporting.metrics import moving_average, read_metrics
+from grpojax.variants import VARIANTS
+
+RUN = Path(__file__).parents[1] / "run.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/variants"), help="folder of the runs, results.json and variants.png")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), help="default: all")
+    parser.add_argument("--seed", type=int, default=42)
+    args, more = parser.parse_known_args()  # what is left goes to run.py
+    rows = [measure(name, args.out / name, args.seed, more) for name in args.variants]
+    (args.out / "results.json").write_text(json.dumps({"results": rows}, indent=2) + "\n")
+    draw({row["variant"]: args.out / row["variant"] for row in rows}, args.out / "variants.png")
+    print("| variant | model | held-out before | after | entropy, last 20 | tokens, last 20 | prompts drawn | seconds |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        print(
+            f"| `{row['variant']}` | {row['model']} | {row['before']:.1f} % | {row['after']:.1f} % | {row['entropy']:.3f} | "
+            f"{row['length']:.1f} | {row['groups_drawn']} | {row['seconds']:.0f} |"
+        )
+
+
+def measure(name: str, folder: Path, seed: int, more: list[str]) -> dict:
+    """Makes the run if it is not there, and reads what came of it."""
+    if not (folder / "summary.json").exists():
+        command = [sys.executable, RUN, "--variant", name, "--seed", str(seed), "--out", folder, *more]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    summary, metrics = json.loads((folder / "summary.json").read_text()), read_metrics(folder)
+    return {
+        "variant": name,
+        "model": summary["model"],
+        "before": summary["eval_acc_before"],
+        "after": summary["eval_acc_last"],
+        "entropy": float(np.nanmean(metrics["entropy_avg"][-20:])),
+        "length": float(np.nanmean(metrics["avg_response_len"][-20:])),
+        "groups_drawn": int(np.nansum(metrics["groups_drawn"])),
+        "seconds": summary["seconds"],
+    }
+
+
+def draw(runs: dict[str, Path], path: Path) -> None:
+    """Share of right answers to training problems, moving average over 20 steps, base and reasoning model apart."""
+    figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True)
+    for name, folder in runs.items():
+        metrics = read_metrics(folder)
+        axis = axes[VARIANTS[name].model == "tiny-reasoning"]
+        axis.plot(metrics["step"], moving_average(metrics["drawn_correct_avg"], 20), label=name, linewidth=1.2)
+    for axis, model in zip(axes, ("tiny-base", "tiny-reasoning"), strict=True):
+        axis.set_title(model)
+        axis.set_xlabel("step")
+        axis.legend(fontsize=8, ncols=2)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("share of right answers among all drawn (mean of 20 steps)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -167,7 +167,7 @@ _GRPO = Variant(
     numbers={"clip_low": 0.2, "clip_high": 0.2, "kl_coeff": 0.04},
     rewards={"correct": 1.0},
     sources=(
-        ("clip_low", "not printed in the paper; PPO's (arXiv:1707.06347, table 3)"),
+        ("clip_low", "not printed in the paper; PPO's (arXiv:1707.06347, table 1)"),
         ("clip_high", "as clip_low"),
         ("kl_coeff", "section 4.2"),
     ),
@@ -177,7 +177,8 @@ _DAPO = replace(
     name="dapo",
     summary="higher upper bound, mean over all tokens, overlong punishment, only groups that disagree, no KL",
     source="arXiv:2503.14476, eq. 8 to 13",
-    notes="The paper rewards 1 and -1; here correct is 1 or 0, so the overlong punishment weighs half to be the same. The "
+    notes="Eq. 8 can be read as a mean over the tokens of each prompt's group; here, as in verl and TRL, it is over all of the step. "
+    "The paper rewards 1 and -1; here correct is 1 or 0, so the overlong punishment weighs half to be the same. The "
     "paper makes 16 updates of one pass over each batch; here two passes, so that the bounds can act in one small batch.",
     reduction=reduce.token_mean,
     numbers={"clip_low": 0.2, "clip_high": 0.28},
@@ -196,7 +197,7 @@ _DR_GRPO = replace(
     reduction=reduce.constant_divisor,
     advantage=advantages.centred_advantages,
     numbers={"clip_low": 0.2, "clip_high": 0.2},
-    sources=(("clip_low", "arXiv:1707.06347, table 3"), ("clip_high", "as clip_low")),
+    sources=(("clip_low", "table 6"), ("clip_high", "table 6")),
     inner_epochs=2,
 )
 _GSPO = replace(
@@ -220,7 +221,7 @@ _CISPO = replace(
     objective=objectives.cispo,
     reduction=reduce.token_mean,
     numbers={"ratio_cap": 5.0},
-    sources=(("ratio_cap", "arXiv:2510.13786 (ScaleRL), section 3.2"),),
+    sources=(("ratio_cap", "arXiv:2510.13786 (ScaleRL), as in TRL's recipe"),),
     inner_epochs=2,
 )
 _SAPO = replace(
@@ -245,9 +246,9 @@ _OLMO3 = replace(
     advantage=advantages.centred_advantages,
     numbers={"clip_low": 0.2, "clip_high": 0.272, "tis_cap": 2.0},
     sources=(
-        ("clip_low", "open-instruct, the released training scripts"),
-        ("clip_high", "open-instruct, the released training scripts (--clip_higher)"),
-        ("tis_cap", "open-instruct, the released training scripts (--truncated_importance_sampling_ratio_cap)"),
+        ("clip_low", "table 49"),
+        ("clip_high", "table 49"),
+        ("tis_cap", "table 49: 32B Think and RL-Zero; the 7B models had no cap"),
     ),
     dynamic_sampling=10,
     inner_epochs=2,
@@ -263,7 +264,7 @@ _DEEPSEEK = replace(
     advantage=advantages.centred_advantages,
     numbers={"clip_low": 0.2, "clip_high": 0.2, "kl_coeff": 0.02, "off_policy_delta": 0.1},
     sources=(
-        ("clip_low", "arXiv:1707.06347, table 3"),
+        ("clip_low", "not printed in the paper; PPO's (arXiv:1707.06347, table 1)"),
         ("clip_high", "as clip_low"),
         ("kl_coeff", "the book's script"),
         ("off_policy_delta", "the book's script"),
@@ -278,13 +279,13 @@ _GDPO = replace(
     _GRPO,
     name="gdpo",
     summary="several rewards, each normalised in its group before they are added, then over the batch",
-    source="arXiv:2601.05242, eq. 4 to 6",
+    source="arXiv:2601.05242, eq. 3 to 7",
     notes="Added first and normalised then, different pairs of rewards give one advantage; normalised first they stay apart. The "
     "book's script normalises the second time within its one group.",
     advantage=advantages.gdpo_advantages,
     numbers={"clip_low": 0.2, "clip_high": 0.2},
     rewards={"correct": 1.0, "format": 1.0},
-    sources=(("clip_low", "arXiv:1707.06347, table 3"), ("clip_high", "as clip_low")),
+    sources=(("clip_low", "not printed in the paper; PPO's (arXiv:1707.06347, table 1)"), ("clip_high", "as clip_low")),
     inner_epochs=2,
     model="tiny-reasoning",
 )

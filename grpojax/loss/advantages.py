@@ -95,7 +95,7 @@ def gdpo_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
     Returns:
       [P, G] float32. A reward on which a group agrees adds nothing there.
 
-    Source: arXiv:2601.05242, eq. 4 to 6.
+    Source: arXiv:2601.05242, eq. 4 to 7.
     """
     total = _weighted_groups(rewards, weights, eps)
     return _standardised(total.reshape(1, -1), eps).reshape(total.shape) * _has_signal(total)

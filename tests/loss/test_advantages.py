@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.loss.advantages import gdpo_advantages, group_advantages
+from grpojax.loss.advantages import (
+    batch_std_advantages,
+    centred_advantages,
+    gdpo_advantages,
+    gdpo_group_advantages,
+    group_advantages,
+    leave_one_out_advantages,
+    total_reward,
+)
 
 
 def test_chapter_example():
@@ -37,14 +45,114 @@ CONSTANT_GROUPS = {size: np.repeat(np.float32([0.1, 0.35, 0.7, 1.1]), size).resh
 """Of equal rewards whose float32 mean can miss them by a rounding; over a std of 0 that would become 6e-4."""
 
 
+ONE_REWARD = {  # rewards [P, G] -> advantages; compiled once for each shape
+    "group": group_advantages,
+    "centred": centred_advantages,
+    "batch std": batch_std_advantages,
+    "leave one out": leave_one_out_advantages,
+    "gdpo": lambda rewards: gdpo_advantages(jnp.stack([rewards, rewards]), jnp.array([1.0, 0.1])),
+    "gdpo in the group": lambda rewards: gdpo_group_advantages(jnp.stack([rewards, rewards]), jnp.array([1.0, 0.1])),
+}
+ONE_REWARD = {name: jax.jit(piece) for name, piece in ONE_REWARD.items()}
+
+
 @pytest.mark.parametrize("size", [3, 7, 8, 11])
 def test_constant_group_is_exactly_zero(size):
     assert (np.asarray(group_advantages(CONSTANT_GROUPS[size])) == 0).all()
 
 
-def test_constant_group_is_exactly_zero_compiled():
-    got = jax.jit(lambda groups: jax.tree.map(group_advantages, groups))(CONSTANT_GROUPS)
+@pytest.mark.parametrize("name", ONE_REWARD)
+def test_constant_groups_are_exactly_zero_compiled(name):
+    """Where sums may be made in another order. Every size is a program: the pieces beside "group" see some of them."""
+    groups = {size: CONSTANT_GROUPS[size] for size in (CONSTANT_GROUPS if name == "group" else (3, 11, 16))}
+    got = jax.jit(lambda groups: jax.tree.map(ONE_REWARD[name], groups))(groups)
     assert all((np.asarray(values) == 0).all() for values in got.values()), got
+
+
+@pytest.mark.parametrize("name", ONE_REWARD)
+def test_a_constant_group_stays_zero_beside_one_that_varies(name):
+    """Statistics of the batch must not leave a residue in it."""
+    rewards = jnp.array([[1.0, 0.0, 0.0], [0.7, 0.7, 0.7], [0.1, 0.35, 0.1]])
+    got = np.asarray(ONE_REWARD[name](rewards))
+    assert (got[1] == 0).all() and (got[[0, 2]] != 0).all()
+
+
+def test_centred_has_no_std():
+    # means 1/2 and 1/4
+    got = centred_advantages(jnp.array([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]))
+    np.testing.assert_array_equal(got, [[0.5, 0.5, -0.5, -0.5], [0.75, -0.25, -0.25, -0.25]])
+
+
+def test_batch_std_scales_all_groups_alike():
+    # All eight rewards: mean 3/8, squares 3 - 8 * 9/64 = 1.875, over 7 0.267857, std 0.517549 (over 8 0.484123).
+    # Minus the mean of the group, over 0.517649: 0.5 -> 0.965905, 0.75 -> 1.448858, -0.25 -> -0.482953.
+    got = batch_std_advantages(jnp.array([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]))
+    a, b, c = 0.965905, 1.448858, -0.482953
+    np.testing.assert_allclose(got, [[a, a, -a, -a], [b, c, c, c]], atol=2e-6)
+
+
+def test_leave_one_out_compares_with_the_others():
+    # 1 - 1/3, 0 - 2/3; 1 - 0, 0 - 1/3
+    got = leave_one_out_advantages(jnp.array([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]))
+    np.testing.assert_allclose(got, [[2 / 3, 2 / 3, -2 / 3, -2 / 3], [1, -1 / 3, -1 / 3, -1 / 3]], rtol=1e-6)
+
+
+def test_gdpo_in_the_group_normalises_each_group_twice():
+    # +-0.865875 has std 0.865875 sqrt(4/3) = 0.999826: 0.865875 / 0.999926 = 0.865939.
+    # 1.499700 and -0.499900 have mean 0 and std sqrt((2.249100 + 3 * 0.249900) / 3) = 0.999800: / 0.999900.
+    got = gdpo_group_advantages(jnp.array([[[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]]), jnp.array([1.0]))
+    a, b, c = 0.865939, 1.499850, -0.499950
+    np.testing.assert_allclose(got, [[a, a, -a, -a], [b, c, c, c]], atol=5e-6)
+
+
+class TestAbstention:
+    """A NaN reward: the answer takes no part in mean and std, and has advantage 0."""
+
+    # The other three are (1, 0, 0) wherever the NaN stands: mean 1/3, squares 4/9 + 2/9, std sqrt(1/3) = 0.577350
+    REWARDS = np.float32([[1.0, np.nan, 0.0, 0.0], [np.nan, 1.0, 0.0, 0.0]])
+    BY_PIECE = {
+        "group": (1.154500, -0.577250),  # 2/3 / 0.577450; as a reward of 0 it would give 1.4997
+        "centred": (2 / 3, -1 / 3),
+        # six rewards: mean 1/3, squares 2 - 6/9 = 4/3, over 5, std 0.516398; / 0.516498
+        "batch std": (1.290744, -0.645372),
+        "leave one out": (1.0, -0.5),
+        # (1 + 0.1) times the group's: 1.269950, -0.634975; squares of the six 2 * 1.612773 + 4 * 0.403193 = 4.838319,
+        # over 5 0.967664, std 0.983699: / 0.983799
+        "gdpo": (1.290864, -0.645432),
+        # of the three: (1.612773 + 2 * 0.403193) / 2 = 1.209580, std 1.099809: / 1.099909
+        "gdpo in the group": (1.154596, -0.577298),
+    }
+
+    @pytest.mark.parametrize("name", ONE_REWARD)
+    def test_the_others_are_compared_among_themselves(self, name):
+        got = ONE_REWARD[name](jnp.asarray(self.REWARDS))
+        a, b = self.BY_PIECE[name]
+        np.testing.assert_allclose(got, [[a, 0, b, b], [0, a, b, b]], atol=5e-6)
+        assert (np.asarray(got)[np.isnan(self.REWARDS)] == 0).all()
+
+    @pytest.mark.parametrize("name", ONE_REWARD)
+    def test_too_few_others_to_compare(self, name):
+        rewards = jnp.array([[jnp.nan, jnp.nan, 1.0], [jnp.nan] * 3, [0.7, 0.7, jnp.nan]])
+        assert (np.asarray(ONE_REWARD[name](rewards)) == 0).all()
+
+    def test_of_one_reward_of_two(self):
+        # First reward (1, 1, 0, 0): +-0.865875. Second, of three answers, (nan, 1, 0, 0): 1.154500, -0.577250, at 1/2.
+        # Sums 0.865875, 1.443125, -1.154500, -1.154500: mean 0, squares 0.749740 + 2.082610 + 2 * 1.332870 = 5.498090,
+        # over 3 1.832697, std 1.353771: / 1.353871
+        rewards = jnp.array([[[1.0, 1.0, 0.0, 0.0]], [[jnp.nan, 1.0, 0.0, 0.0]]])
+        got = gdpo_advantages(rewards, jnp.array([1.0, 0.5]))
+        np.testing.assert_allclose(got, [[0.639555, 1.065925, -0.852740, -0.852740]], atol=5e-6)
+
+    def test_of_one_of_two_added_rewards(self):
+        # 1 + nan -> 1, nan + 0.5 * 1 -> 0.5, 0 + 0.5 * 1; nan where both abstain
+        rewards = jnp.array([[[1.0, jnp.nan, 0.0, jnp.nan]], [[jnp.nan, 1.0, 1.0, jnp.nan]]])
+        np.testing.assert_array_equal(total_reward(rewards, jnp.array([1.0, 0.5])), [[1.0, 0.5, 0.5, np.nan]])
+
+
+def test_added_rewards():
+    # 1 + 0.1, 1 + 0, 0 + 0.1
+    rewards = jnp.array([[[1.0, 1.0, 0.0]], [[1.0, 0.0, 1.0]]])
+    np.testing.assert_allclose(total_reward(rewards, jnp.array([1.0, 0.1])), [[1.1, 1.0, 0.1]], rtol=1e-6)
 
 
 def test_shift_and_scale_of_rewards_do_not_count():
@@ -62,14 +170,10 @@ def test_result_is_float32(dtype):
     np.testing.assert_allclose(got[0, 0], 0.8659, atol=5e-5)
 
 
-def test_a_nan_reward_does_not_hide_or_spread():
-    got = np.asarray(group_advantages(jnp.array([[jnp.nan, 1.0, 0.0], [1.0, 0.0, 0.0]])))
-    assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()
-
-
-def test_one_rollout_is_refused():
+@pytest.mark.parametrize("name", ONE_REWARD)
+def test_one_rollout_is_refused(name):
     with pytest.raises(ValueError, match="rewards has 1 rollout per prompt; a group needs at least 2 to be compared"):
-        group_advantages(jnp.ones((3, 1)))
+        ONE_REWARD[name](jnp.ones((3, 1)))
 
 
 @pytest.mark.parametrize(

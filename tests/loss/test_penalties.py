@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.loss.penalties import k1, k3, sequence_k1
+from grpojax.loss.penalties import k1, k2, k3
 
 
 def test_values():
@@ -15,9 +15,56 @@ def test_values():
     np.testing.assert_allclose(k3(new, ref), [0.3069, 0.1931], atol=5e-5)
 
 
+# ref - new: value, d value / d new.
+# k1 = new - ref, slope 1; k2 = (new - ref)^2 / 2, slope new - ref;
+# k3 = e^(ref - new) - 1 - (ref - new), slope 1 - e^(ref - new)
+CELLS = {
+    k1: {-2.0: (2.0, 1.0), -0.5: (0.5, 1.0), 0.0: (0.0, 1.0), 0.5: (-0.5, 1.0), 2.0: (-2.0, 1.0)},
+    k2: {-2.0: (2.0, 2.0), -0.5: (0.125, 0.5), 0.0: (0.0, 0.0), 0.5: (0.125, -0.5), 2.0: (2.0, -2.0)},
+    # e^-2 = 0.135335, e^-0.5 = 0.606531, e^0.5 = 1.648721, e^2 = 7.389056
+    k3: {
+        -2.0: (1.135335, 0.864665),
+        -0.5: (0.106531, 0.393469),
+        0.0: (0.0, 0.0),
+        0.5: (0.148721, -0.648721),
+        2.0: (4.389056, -6.389056),
+    },
+}
+
+
+@pytest.mark.parametrize("estimator", CELLS)
+def test_every_cell(estimator):
+    gaps, want = jnp.array(list(CELLS[estimator])), np.array(list(CELLS[estimator].values()))
+    new = jnp.full_like(gaps, -1.0)
+    np.testing.assert_allclose(estimator(new, new + gaps), want[:, 0], atol=2e-6)
+    slope = jax.grad(lambda x: estimator(x, new + gaps).sum())(new)
+    np.testing.assert_allclose(slope, want[:, 1], atol=2e-6)
+
+
+def test_only_k3_times_the_ratio_is_unbiased_in_value_and_gradient():
+    """Over all ids of a small vocabulary, as expectations under the old policy.
+
+    new (1/2, 1/4, 1/4), old (1/4, 1/4, 1/2), ref (1/4, 1/2, 1/4): KL(new, ref) = 1/2 ln 2 + 1/4 ln 1/2 + 1/4 ln 1
+    = ln 2 / 4 = 0.173287. By the logit z_i its gradient is new_i (ln new_i / ref_i - KL), so ln 2 times
+    1/2 (1 - 1/4) = 0.375, 1/4 (-1 - 1/4) = -0.3125, 1/4 (0 - 1/4) = -0.0625: 0.259930, -0.216608, -0.043322.
+    """
+    new, old, ref = (jnp.log(jnp.array(p)) for p in ([0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.25, 0.5, 0.25]))
+
+    def expected(logits, estimator, reweighted):
+        logps = jax.nn.log_softmax(logits)
+        ratio = jnp.exp(logps - old) if reweighted else 1.0
+        return jnp.sum(jnp.exp(old) * ratio * estimator(logps, ref))
+
+    value, slope = jax.value_and_grad(expected)(new, k3, True)
+    np.testing.assert_allclose(value, 0.173287, atol=1e-6)
+    np.testing.assert_allclose(slope, [0.259930, -0.216608, -0.043322], atol=1e-6)
+    # without the ratio k3 is, by the same sums, 1/4 (1/2 - 1 + ln 2) + 1/4 (2 - 1 - ln 2) + 1/2 * 0 = 1/8
+    np.testing.assert_allclose(expected(new, k3, False), 0.125, atol=1e-6)
+
+
 def test_equal_scores_have_no_divergence():
     logps = jnp.array([-0.1, -7.3, -30.0])
-    assert (np.asarray(k1(logps, logps)) == 0).all() and (np.asarray(k3(logps, logps)) == 0).all()
+    assert all((np.asarray(estimator(logps, logps)) == 0).all() for estimator in (k1, k2, k3))
     np.testing.assert_array_equal(jax.grad(lambda new: k3(new, logps).sum())(logps), np.zeros(3))
 
 
@@ -28,21 +75,15 @@ def test_only_k3_pulls_towards_the_reference():
     np.testing.assert_allclose(jax.grad(lambda x: k3(x, ref).sum())(new), [-1.0, 0.5], rtol=1e-6)
 
 
+@pytest.mark.parametrize("estimator", [k2, k3])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("gap", [100.0, -100.0])
-def test_k3_of_large_gaps_is_finite(gap, dtype):
-    value, slope = jax.value_and_grad(lambda new: k3(new, jnp.array(gap, dtype)))(jnp.array(0.0, dtype))
+def test_large_gaps_are_finite(estimator, gap, dtype):
+    value, slope = jax.value_and_grad(lambda new: estimator(new, jnp.array(gap, dtype)))(jnp.array(0.0, dtype))
     assert np.isfinite(value) and np.isfinite(slope) and value > 0
 
 
-def test_sequence_k1_sums_the_answer_alone():
-    # row 1: (-1 + 2) + (-3 + 2.5) = 0.5; row 2 ends after one token, what stands behind does not count
-    new = jnp.array([[-1.0, -3.0], [-1.0, jnp.nan]])
-    ref = jnp.array([[-2.0, -2.5], [-0.5, jnp.inf]])
-    np.testing.assert_allclose(sequence_k1(new, ref, jnp.array([[1.0, 1.0], [1.0, 0.0]])), [0.5, -0.5])
-
-
-@pytest.mark.parametrize("estimator", [k1, k3])
+@pytest.mark.parametrize("estimator", [k1, k2, k3])
 def test_shapes_are_named(estimator):
     with pytest.raises(ValueError, match=r"ref_logps has shape \(1, 3\), expected \(2, 3\)"):
         estimator(jnp.zeros((2, 3)), jnp.zeros((1, 3)))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from grpojax import VARIANTS, get_variant, group_advantages, policy_loss
-from grpojax.loss import objectives, penalties
-from grpojax.loss.reduce import token_mean
+from grpojax.loss import objectives
+from grpojax.loss.reduce import constant_divisor, mean_per_sequence, sum_per_sequence, token_mean
 
 CHAPTER_NEW = np.float32([[-7.9243], [-20.1546], [-16.6130], [-23.3677]])
 CHAPTER_OLD = np.float32([[-10.9243], [-20.3546], [-14.6130], [-23.3677]])
@@ -22,12 +22,13 @@ ADVANTAGES = np.float32([1.5, -0.5])
 MASK = np.float32([[1, 1, 0], [1, 1, 1]])
 
 
-_compiled = jax.jit(jax.value_and_grad(policy_loss, argnums=1, has_aux=True))
+_both = jax.value_and_grad(policy_loss, argnums=1, has_aux=True)
+_compiled = jax.jit(_both)
 
 
-def loss_and_gradient(variant, new=NEW, old=OLD, ref=REF, advantages=ADVANTAGES, mask=MASK):
+def loss_and_gradient(variant, new=NEW, old=OLD, ref=REF, advantages=ADVANTAGES, mask=MASK, sampler=None):
     """(loss, aux), d loss / d new."""
-    return _compiled(variant, new, old, ref, advantages, mask)
+    return _compiled(variant, new, old, ref, advantages, mask, sampler_logps=sampler)
 
 
 class TestChapterNumbers:
@@ -78,9 +79,10 @@ def test_parts_of_the_loss():
     (loss, aux), _ = loss_and_gradient(get_variant("kl", kl_coeff=0.1))
     expected = {
         "pg_loss": -0.71302, "kl_loss": 0.05, "policy_ratio": 1.14201, "clip_frac": 0.0, "kl_k1": 0.2, "kl_k3": 0.29081,
+        "safeguard_weight": np.nan,
     }  # fmt: skip
     assert float(loss) == pytest.approx(-0.66302, abs=1e-5)
-    assert {name: pytest.approx(float(value), abs=1e-5) for name, value in aux.items()} == expected
+    assert {name: pytest.approx(float(value), abs=1e-5, nan_ok=True) for name, value in aux.items()} == expected
 
 
 def test_reinforce_sums_over_tokens_and_averages_over_sequences():
@@ -118,11 +120,11 @@ def test_the_gradient_of_the_kl_term_has_no_reference_in_it():
 def test_masked_places_have_no_say(name):
     """Not in value, not in gradient, whatever stands there; and the gradient there is exactly 0."""
     variant = get_variant(name)
-    (loss, aux), gradient = loss_and_gradient(variant)
-    assert (np.asarray(gradient)[MASK == 0] == 0).all() and (np.asarray(gradient)[MASK > 0] != 0).all()
+    (loss, aux), gradient = loss_and_gradient(variant, sampler=OLD)
+    assert (np.asarray(gradient)[MASK == 0] == 0).all() and (np.asarray(gradient)[MASK > 0] != 0).any()
     for bad in (np.nan, np.inf, -np.inf):
         new, old, ref = (np.where(MASK > 0, x, np.float32(bad)) for x in (NEW, OLD, REF))
-        (loss_bad, aux_bad), gradient_bad = loss_and_gradient(variant, new, old, ref)
+        (loss_bad, aux_bad), gradient_bad = loss_and_gradient(variant, new, old, ref, sampler=old)
         np.testing.assert_array_equal(loss_bad, loss)
         np.testing.assert_array_equal(gradient_bad, gradient)
         jax.tree.map(np.testing.assert_array_equal, aux_bad, aux)
@@ -131,9 +133,99 @@ def test_masked_places_have_no_say(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_far_apart_policies_give_finite_numbers(name):
     for gap in (100.0, -100.0):
-        (loss, aux), gradient = loss_and_gradient(get_variant(name), old=NEW - gap, ref=NEW - gap)
-        assert np.isfinite(loss) and np.isfinite(gradient).all()
-        assert np.isfinite(aux["kl_k3"])
+        for sampler in (OLD, NEW - gap):
+            (loss, aux), gradient = loss_and_gradient(get_variant(name), old=NEW - gap, ref=NEW - gap, sampler=sampler)
+            assert np.isfinite(loss) and np.isfinite(gradient).all()
+            assert np.isfinite(aux["kl_k3"])
+
+
+TOKEN_WEIGHTS = {  # of the answers of 2 and 3 tokens among 2 sequences of 3 places
+    sum_per_sequence: (1 / 2, 1 / 2),
+    mean_per_sequence: (1 / 4, 1 / 6),
+    token_mean: (1 / 5, 1 / 5),
+    constant_divisor: (1 / 6, 1 / 6),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_at_equal_policies_every_gradient_is_reinforces(name):
+    """Every bound and gate has slope 1 at ratio 1, also one of width 0, so a token's gradient is -A times its weight in
+    the average. The KL term is left away: that of k1 is not 0 there.
+    """
+    variant = get_variant(name, kl_coeff=0)
+    weights = np.array(TOKEN_WEIGHTS[variant.reduction])
+    if variant.ratio in (objectives.sequence_sum_ratio, objectives.sequence_mean_ratio):  # one value an answer
+        weights = np.array([1 / 2, 1 / 2] if variant.ratio is objectives.sequence_sum_ratio else [1 / 4, 1 / 6])
+    expected = -(weights * ADVANTAGES)[:, None] * MASK
+    bounds = [{}, {"clip_eps": 0.0}] if "clip_low" in variant.numbers else [{}]
+    for numbers in bounds:
+        _, gradient = loss_and_gradient(get_variant(name, kl_coeff=0, **numbers), NEW, NEW)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+
+
+# With REF: new - ref = 1, 0 | 0, -1, 1; of the sums 1 | 0. Token ratios e^0.5, e^-0.25 | e^0.25, e^-0.5, e^0.25; of the
+# answers e^0.25 = 1.284025 | 1. k3 of 1 is e^-1 = 0.367879, of -1 e - 2 = 0.718282.
+KL_TERMS = {  # variant for its reduction, estimator, level, times the ratio, over the length: kl_loss at kl_coeff 1
+    ("kl", "k1", "sequence", False, False): 0.5,  # (1 + 0) / 2
+    ("kl", "k1", "sequence", False, True): 0.25,  # (1/2 + 0/3) / 2
+    ("kl", "k1", "sequence", True, False): 0.642013,  # (1.284025 * 1 + 0) / 2
+    ("kl", "k1", "sequence", True, True): 0.321006,
+    ("kl", "k2", "sequence", False, False): 0.25,
+    ("kl", "k3", "sequence", False, False): 0.183940,  # 0.367879 / 2
+    ("kl", "k1", "token", False, False): 0.5,  # sums 1 | 0
+    ("kl", "k3", "token", False, False): 0.727020,  # (0.367879 + 0.718282 + 0.367879) / 2
+    ("grpo", "k3", "token", False, False): 0.272997,  # (0.367879 / 2 + 1.086161 / 3) / 2
+    ("dapo", "k3", "token", False, False): 0.290808,  # 1.454040 / 5
+    ("dapo", "k3", "token", False, True): 0.272997,  # over the length first, whatever the reduction
+    ("dapo", "k2", "token", False, False): 0.3,  # 3 * 0.5 / 5
+    ("dr-grpo", "k3", "token", False, False): 0.242340,  # 1.454040 / (2 * 3)
+    ("dapo", "k1", "token", True, False): 0.465243,  # (1.648721 - 0.606531 + 1.284025) / 5
+    # (1.648721 * 0.367879 / 2 + (0.606531 * 0.718282 + 1.284025 * 0.367879) / 3) / 2
+    ("grpo", "k3", "token", True, False): 0.302971,
+}
+
+
+def kl_variant(case):
+    row, estimator, level, reweight, normalize = case
+    kind = {"kl_estimator": estimator, "kl_level": level, "kl_reweight": reweight, "length_normalize": normalize}
+    return get_variant(row, kl_coeff=1.0, **kind)
+
+
+@pytest.mark.parametrize(("case", "want"), KL_TERMS.items())
+def test_every_kind_of_kl_term(case, want):
+    loss, aux = policy_loss(kl_variant(case), NEW, OLD, REF, np.zeros(2, np.float32), MASK)
+    assert float(aux["kl_loss"]) == pytest.approx(want, abs=2e-6)
+    assert float(loss) == float(aux["kl_loss"]) and float(aux["pg_loss"]) == 0
+
+
+KL_GRADIENTS = {
+    # k1 of an answer: 1 / 2 at each token; times its ratio r (1 + k1): 1.284025 * 2 / 2 | 1 * 1 / 2
+    ("kl", "k1", "sequence", False, False): [[0.5, 0.5], [0.5, 0.5, 0.5]],
+    ("kl", "k1", "sequence", True, False): [[1.284025, 1.284025], [0.5, 0.5, 0.5]],
+    # k3: 1 - e^(ref - new), over 2 * 2 | 2 * 3
+    ("grpo", "k3", "token", False, False): [[0.158030, 0], [0, -0.286380, 0.105353]],
+    # times the ratio, r k3 + r (1 - e^(ref - new)) = r (new - ref): 1.648721 / 4, 0 | 0, -0.606531 / 6, 1.284025 / 6
+    ("grpo", "k3", "token", True, False): [[0.412180, 0], [0, -0.101088, 0.214004]],
+}
+
+
+@pytest.mark.parametrize(("case", "want"), KL_GRADIENTS.items())
+def test_gradient_of_the_kl_term(case, want):
+    _, gradient = _both(kl_variant(case), NEW, OLD, REF, np.zeros(2, np.float32), MASK)
+    np.testing.assert_allclose(np.asarray(gradient)[MASK > 0], [x for row in want for x in row], atol=2e-6)
+    assert (np.asarray(gradient)[MASK == 0] == 0).all()
+
+
+def test_the_weight_of_the_kl_term_by_domain():
+    # twice the first answer's, none of the second's: of means 0.183940 | 0.362054, and of sums 1 | 0
+    cases = {("grpo", "k3", "token", False, False): 0.183940, ("kl", "k1", "sequence", False, False): 1.0}
+    for case, want in cases.items():
+        scale = np.float32([2, 0])
+        _, aux = policy_loss(kl_variant(case), NEW, OLD, REF, ADVANTAGES, MASK, kl_scale=scale)
+        assert float(aux["kl_loss"]) == pytest.approx(want, abs=2e-6)
+    _, whole = policy_loss(kl_variant(case), NEW, OLD, REF, ADVANTAGES, MASK, kl_scale=np.ones(2, np.float32))
+    _, plain = policy_loss(kl_variant(case), NEW, OLD, REF, ADVANTAGES, MASK)
+    assert float(whole["kl_loss"]) == float(plain["kl_loss"])
 
 
 @pytest.mark.parametrize("name", ["tracking", "kl", "book-7.5"])
@@ -152,17 +244,53 @@ def test_no_gradient_reaches_the_advantages():
     assert (np.asarray(gradient) == 0).all()
 
 
-@pytest.mark.parametrize("name", ["tracking", "kl"])
+@pytest.mark.parametrize("name", VARIANTS)
 def test_shares_of_micro_batches_add_up(name):
-    variant = get_variant(name)
-    loss, aux = policy_loss(variant, NEW, OLD, REF, ADVANTAGES, MASK)
-    parts = [
-        policy_loss(variant, *(x[i : i + 1] for x in (NEW, OLD, REF, ADVANTAGES, MASK)), whole_mask=jnp.asarray(MASK))
-        for i in (0, 1)
-    ]
-    np.testing.assert_allclose(sum(part[0] for part in parts), loss, rtol=1e-6)
-    for key, value in aux.items():
-        np.testing.assert_allclose(sum(part[1][key] for part in parts), value, rtol=1e-6)
+    """Loss, gradient and metrics of 4 answers, one of them without a token, in 1, 2 and 4 parts."""
+    rng = np.random.default_rng(0)
+    new = rng.normal(-1.5, 0.7, (4, 3)).astype(np.float32)
+    old, ref, sampler = (new + rng.normal(0, 0.4, (4, 3)).astype(np.float32) for _ in range(3))
+    mask, advantages = np.float32([[1, 1, 0], [1, 1, 1], [0, 0, 0], [1, 0, 0]]), np.float32([1.5, -0.5, 0.5, -1.0])
+    scale, variant = np.float32([1, 0.5, 2, 1]), get_variant(name)
+
+    def share(rows):
+        parts = (x[rows] for x in (new, old, ref, advantages, mask))
+        return _both(variant, *parts, whole_mask=jnp.asarray(mask), sampler_logps=sampler[rows], kl_scale=scale[rows])
+
+    (loss, aux), gradient = share(np.arange(4))
+    for count in (2, 4):
+        shares = [share(rows) for rows in np.split(np.arange(4), count)]
+        np.testing.assert_allclose(sum(x[0][0] for x in shares), loss, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(np.concatenate([x[1] for x in shares]), gradient, rtol=1e-5, atol=1e-7)
+        for key, value in aux.items():
+            np.testing.assert_allclose(sum(x[0][1][key] for x in shares), value, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+ROWS_OF_ALL_NUMBERS = VARIANTS | {
+    "every optional number": get_variant(
+        "dapo", clip_dual=3.0, kl_coeff=0.1, tis_cap=2.0, sequence_mask_cap=3.0, off_policy_delta=0.1,
+        kl_domains={"math": 0.5},
+    ),
+    "a budget": get_variant("dr-grpo", token_budget=7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS_OF_ALL_NUMBERS)
+def test_no_number_compiles_again(name):
+    """Numbers of the loss, weights of rewards and of domains: each changed alone, and one trace for all."""
+    traces = []
+
+    @jax.jit
+    def loss(variant):
+        traces.append(variant.name)
+        return policy_loss(variant, NEW, OLD, REF, ADVANTAGES, MASK, sampler_logps=OLD)[0]
+
+    row = ROWS_OF_ALL_NUMBERS[name]
+    loss(row)
+    for field in ("numbers", "rewards", "kl_domains"):
+        for key, value in getattr(row, field).items():
+            loss(dataclasses.replace(row, **{field: getattr(row, field) | {key: 1.3 * value + 0.01}}))
+    assert len(traces) == 1
 
 
 def test_numbers_are_data_and_pieces_are_structure():
@@ -184,18 +312,10 @@ def test_numbers_are_data_and_pieces_are_structure():
 
 
 def test_a_row_of_other_pieces_works_token_by_token():
-    """A ratio and a penalty of each token, averaged over all tokens: what later rows are made of."""
-
-    def token_ratio(new_logps, old_logps, mask):
-        return jnp.exp(jnp.where(mask > 0, new_logps - old_logps, 0.0))
-
-    def token_k3(new_logps, ref_logps, mask):
-        return penalties.k3(jnp.where(mask > 0, new_logps, 0.0), jnp.where(mask > 0, ref_logps, 0.0))
-
+    """A ratio and a penalty of each token, averaged over all tokens."""
     row = dataclasses.replace(
-        get_variant("kl", clip_low=0.2, clip_high=0.5, kl_coeff=0.1),
-        ratio=token_ratio,
-        penalty=token_k3,
+        get_variant("kl", clip_low=0.2, clip_high=0.5, kl_coeff=0.1, kl_estimator="k3", kl_level="token"),
+        ratio=objectives.token_ratio,
         reduction=token_mean,
     )
     (loss, aux), _ = loss_and_gradient(row)

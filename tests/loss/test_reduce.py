@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.loss.reduce import sequence_mean, sum_per_sequence, token_mean
+from grpojax.loss.reduce import constant_divisor, mean_per_sequence, sequence_mean, sum_per_sequence, token_mean
 
 MASK = jnp.array([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]])
 
@@ -16,29 +16,68 @@ def test_lengths_weigh_differently():
     assert float(sum_per_sequence(losses, MASK, MASK)) == 2.0
     assert float(token_mean(losses, MASK, MASK)) == 0.5
     assert float(sequence_mean(jnp.array([-1.0, 3.0]), MASK)) == 1.0
+    # means (-1 + 1) / 2 = 0; constants (-2 + 6) / (2 * 8) = 0.25 over the 8 places, 0.125 over a budget of 16
+    assert float(mean_per_sequence(losses, MASK, MASK)) == 0.0
+    assert float(constant_divisor(losses, MASK, MASK)) == 0.25
+    assert float(constant_divisor(losses, MASK, MASK, token_budget=16.0)) == 0.125
+
+
+# Weight of each token of the answers of 2 and of 6: 1 / (2 * 2), 1 / (2 * 6); 1 / 8; 1 / 2; 1 / (2 * 8)
+WEIGHTS = {
+    mean_per_sequence: (1 / 4, 1 / 12),
+    token_mean: (1 / 8, 1 / 8),
+    sum_per_sequence: (1 / 2, 1 / 2),
+    constant_divisor: (1 / 16, 1 / 16),
+}
+
+
+@pytest.mark.parametrize("reduction", WEIGHTS)
+def test_weight_of_every_token(reduction):
+    """Zero for what is no answer, whatever stands there."""
+    values = jnp.where(MASK > 0, 1.0, jnp.nan)
+    value, gradient = jax.value_and_grad(lambda x: reduction(x, MASK, MASK))(values)
+    weights = np.asarray(MASK) * np.array(WEIGHTS[reduction])[:, None]
+    np.testing.assert_allclose(gradient, weights, rtol=1e-6)
+    np.testing.assert_allclose(value, weights.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", WEIGHTS)
+def test_parts_of_a_step_add_up(reduction):
+    """Of 4 answers, one without any token: in 1, 2 and 4 parts."""
+    lengths = np.array([[2], [6], [0], [3]])
+    mask = jnp.asarray(np.arange(8) < lengths, jnp.float32)
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8)), jnp.float32)
+    whole = reduction(values, mask, mask)
+    for parts in (2, 4):
+        rows = np.split(np.arange(4), parts)
+        np.testing.assert_allclose(sum(reduction(values[i], mask[i], mask) for i in rows), whole, rtol=1e-6)
+
+
+def test_an_answer_without_tokens_adds_nothing_and_counts_as_a_sequence():
+    """Half of what the other one is alone; of the token mean it is no part."""
+    mask = jnp.array([[1.0, 1.0], [0.0, 0.0]])
+    values = jnp.array([[3.0, 5.0], [jnp.nan, jnp.nan]])
+    expected = {mean_per_sequence: 2.0, token_mean: 4.0, sum_per_sequence: 4.0, constant_divisor: 2.0}
+    for reduction, want in expected.items():
+        value, gradient = jax.value_and_grad(lambda x, f=reduction: f(x, mask, mask))(values)
+        assert float(value) == want and (np.asarray(gradient)[1] == 0).all(), reduction
 
 
 def test_the_divisor_is_that_of_the_whole_step():
     # parts with 2 tokens, loss sum 2, and 6 tokens, loss sum 12: 14 / 8 = 1.75; the mean of means would be 1.5
     losses = jnp.broadcast_to(jnp.array([[1.0], [2.0]]), MASK.shape)
-    for reduction, whole in ((token_mean, 1.75), (sum_per_sequence, 7.0)):
+    # sums 2 and 12: 14 / 2 = 7; means 1 and 2: 3 / 2 = 1.5; constants 14 / (2 * 8) = 0.875
+    expected = {token_mean: 1.75, sum_per_sequence: 7.0, mean_per_sequence: 1.5, constant_divisor: 0.875}
+    for reduction, whole in expected.items():
         parts = [reduction(losses[i : i + 1], MASK[i : i + 1], MASK) for i in (0, 1)]
         assert float(sum(parts)) == whole == float(reduction(losses, MASK, MASK))
 
 
-@pytest.mark.parametrize("reduction", [token_mean, sum_per_sequence])
-def test_masked_values_do_not_count(reduction):
-    values = jnp.where(MASK > 0, 1.0, jnp.nan)
-    value, gradient = jax.value_and_grad(lambda x: reduction(x, MASK, MASK))(values)
-    assert float(value) == {token_mean: 1.0, sum_per_sequence: 4.0}[reduction]
-    weight = {token_mean: 1 / 8, sum_per_sequence: 1 / 2}[reduction]
-    np.testing.assert_array_equal(gradient, np.asarray(MASK) * weight)
-
-
 def test_no_answer_tokens_give_zero():
     nothing = jnp.zeros((2, 3))
-    value, gradient = jax.value_and_grad(lambda x: token_mean(x, nothing, nothing))(jnp.ones((2, 3)))
-    assert float(value) == 0 and (np.asarray(gradient) == 0).all()
+    for reduction in WEIGHTS:
+        value, gradient = jax.value_and_grad(lambda x, f=reduction: f(x, nothing, nothing))(jnp.ones((2, 3)))
+        assert float(value) == 0 and (np.asarray(gradient) == 0).all(), reduction
 
 
 @pytest.mark.parametrize(

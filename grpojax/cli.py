@@ -61,6 +61,7 @@ def _parser() -> Parser:
         "--extract", choices=("boxed", "boxed-or-last-number"), default="boxed",
         help="what counts: the last box, as in training (default), or without one the last number; both are printed",
     )  # fmt: skip
+    sub.add_argument("--grader", default="grpojax", help="who compares answers: grpojax, book, math-verify (default: grpojax)")
     sub.add_argument("--batch-size", type=int, help="answers decoded together, which changes none (default: what fits)")
     sub.add_argument(
         "--out", metavar="FILE.jsonl",
@@ -133,6 +134,7 @@ def _eval(args: argparse.Namespace) -> None:
     from grpojax.config import check_seed
     from grpojax.qwen.sources import model_files
     from grpojax.runner import EVAL_SEED, enable_compilation_cache, open_policy
+    from grpojax.tasks.grading import Grader
     from grpojax.tasks.problems import load_problems
     from grpojax.tasks.prompts import render_prompt
     from grpojax.training.evaluate import answer_problems
@@ -143,7 +145,7 @@ def _eval(args: argparse.Namespace) -> None:
     if args.batch_size is not None:
         _check_at_least_1("batch_size", args.batch_size)
     check_seed(args.seed)
-    sampler = _eval_sampler(args)
+    sampler, grader = _eval_sampler(args), Grader(args.grader)
     problems = load_problems(args.dataset, "eval", seed=EVAL_SEED, limit=args.limit)
     template, source = _template(args), model_files(args.model)
     policy = open_policy(str(source), args.dtype, kind=args.tokenizer_kind)
@@ -161,7 +163,7 @@ def _eval(args: argparse.Namespace) -> None:
     answers = answer_problems(
         policy, policy.params, problems,
         max_new_tokens=budget, template=template, thinking=args.thinking, sampler=sampler, num_samples=args.samples,
-        seed=args.seed, batch_size=args.batch_size, done={row["index"] for row in rows},
+        seed=args.seed, batch_size=args.batch_size, grader=grader, done={row["index"] for row in rows},
     )  # fmt: skip
     _collect(answers, rows, args.out, len(problems))
     print(format_report(rows, args.extract))
@@ -216,7 +218,7 @@ def _eval_settings(args: argparse.Namespace, policy: "Policy", problems: "list[P
         "top_p": args.top_p,
         "top_k": args.top_k,
         "seed": args.seed if args.temperature else None,
-        "grader": "grpojax",
+        "grader": args.grader,
         "grpojax": __version__,
     }
 

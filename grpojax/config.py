@@ -76,6 +76,7 @@ class RunConfig:
     rewards: str | None = _number("reward functions and weights in place of the variant's, such as correct=1,format=0.5")
     reward: str | None = _flag(None, "reward functions beside the variant's own, such as my_module:my_function or boxed=0.1")
     format_reward_weight: float | None = _number("weight of the think-format reward; 0 takes it away")
+    grader: str = _flag("grpojax", "who compares answers: grpojax, book (the reference's verdicts), math-verify (that library)")
     conditional_reward: bool | None = _number("format reward only where the answer is correct")
     overlong_cache: float | None = _number("tokens before the budget's end over which the overlong punishment grows")
     mask_truncated: bool | None = _number("leave answers that the budget cut off out of the loss")

@@ -75,8 +75,8 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
     enable_compilation_cache()
     config = _settings_of_run(config, typed) if config.resume else config.resolved()
     folder = Path(config.out or _default_out(config))
+    grader = Grader(config.grader)
     inputs = _read_inputs(config)
-    grader = Grader()
     if config.resume:
         current = _Current(load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config)))
         if current.state.step >= config.steps:
@@ -246,7 +246,7 @@ def _run_record(config: RunConfig) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         "variant_numbers": config.make_variant().numbers,
         "variant_rewards": config.make_variant().rewards,
-        "grader": "grpojax",
+        "grader": config.grader,
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
         "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
         "git_commit": _git_commit(),

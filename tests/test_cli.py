@@ -221,16 +221,17 @@ def test_eval_gives_the_same_rows_whatever_the_batch(evaluate_with, batch_size):
 @pytest.mark.parametrize("torn", [b"", b'{"index": 1, "prob'])
 def test_an_interrupted_eval_goes_on_to_the_same_file(evaluate_with, monkeypatch, more, torn):
     evaluate_with(*more, "--batch-size", 1, "--out", "unbroken.jsonl")
-    real = evaluate.make_rollouts
+    real = evaluate.start_rollouts
     calls = []
+
+    def interrupt():
+        raise KeyboardInterrupt
 
     def interrupted(*args):
         calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return real(*args)
+        return interrupt if len(calls) == 2 else real(*args)
 
-    monkeypatch.setattr(evaluate, "make_rollouts", interrupted)
+    monkeypatch.setattr(evaluate, "start_rollouts", interrupted)
     code, out, err = evaluate_with(*more, "--batch-size", 1, "--out", "rows.jsonl")
     assert code == 130
     assert err == "1 of 2 problems are in rows.jsonl; the same command goes on\nerror: interrupted\n"

@@ -13,7 +13,7 @@ import pytest
 from grpojax.qwen.weights import load_policy
 from grpojax.tasks.problems import Problem, arithmetic_problems, worked_steps
 from grpojax.tasks.prompts import render_prompt
-from grpojax.tasks.rewards import think_format
+from grpojax.tasks.rewards import Answer, think_format
 from grpojax.training.evaluate import evaluate
 from grpojax.training.rollout import make_rollouts
 from grpojax.training.sampling import make_sampler
@@ -94,7 +94,8 @@ def test_tiny_reasoning_thinks_most_of_the_time(policies):
     policy, problems = policies["tiny-reasoning"], arithmetic_problems(0, 25, "eval")
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text)) for p in problems]
     rollouts = make_rollouts(policy, policy.params, prompts, jax.random.key(1), make_sampler(0.8, 0.9), 8, 64)
-    formats = [think_format(rollouts.answer_ids(row), policy.tokenizer.think_ids) for row in range(200)]
+    think_ids = policy.tokenizer.think_ids
+    formats = [think_format(Answer("", "", "", rollouts.answer_ids(row), False, 64, think_ids)) for row in range(200)]
     assert 0.5 <= np.mean(formats) <= 0.95  # and the rest is what the format reward is for
     assert 30 <= greedy(policy, 100).accuracy <= 85
 

@@ -3,9 +3,12 @@ r"""Finding the answer in a text, and writing it in one way.
 An answer is what stands in the last complete `\boxed{}`. Both functions take linear time on any input.
 """
 
+import functools
 import re
 
 from grpojax.errors import InputError
+from grpojax.tasks.latex import FUNCTIONS, GREEK
+from grpojax.tasks.units import SCALES, is_bare_unit, unit_of
 
 _BOX_TOKEN = re.compile(r"\\boxed(?![A-Za-z])\s*(?P<box>\{)?|\\(?!\\boxed).|[{}]", re.DOTALL)
 _NUMBER = re.compile(
@@ -56,47 +59,59 @@ def _last_box(text: str) -> str:
     return text[slice(*last)]
 
 
-# What unicode writes for LaTeX; a superscript run becomes ^{...}.
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+# What unicode writes for LaTeX; a run of raised or lowered digits becomes ^{...} or _{...}.
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _UNICODE = str.maketrans({
-    "−": "-", "–": "-", "·": "*", "×": "*", "⋅": "*", "÷": "/", "π": "\\pi ", "√": "\\sqrt ", "∞": "\\infty ", "°": "",
-    "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "±": "\\pm ",
-    "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
-    "θ": "\\theta ", "∅": "\\emptyset ", "€": "", "£": "", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+    "−": "-", "–": "-", "‐": "-", "‑": "-", "·": "*", "×": "*", "⋅": "*", "÷": "/", "π": "\\pi ", "√": "\\sqrt ",
+    "∞": "\\infty ", "°": "\\degree ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "≈": "\\approx ", "∪": "\\cup ",
+    "∩": "\\cap ", "∖": "\\setminus ", "∈": "\\in ", "±": "\\pm ", "∠": "\\angle ", "⟨": "\\langle ", "⟩": "\\rangle ",
+    "½": " \\frac{1}{2}", "⅓": " \\frac{1}{3}", "⅔": " \\frac{2}{3}", "¼": " \\frac{1}{4}", "¾": " \\frac{3}{4}",
+    "θ": "\\theta ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "€": "", "£": "",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ",
 })  # fmt: skip
 _SAME = {
-    "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom", "\\tbinom": "\\binom",
-    "\\cdot": "*", "\\times": "*", "\\ast": "*", "**": "^", "\\div": "/", "\\le": "\\leq", "\\ge": "\\geq",
-    "\\leqslant": "\\leq", "\\geqslant": "\\geq", "\\ne": "\\neq", "\\lt": "<", "\\gt": ">", "\\lbrace": "\\{",
-    "\\rbrace": "\\}", "\\lvert": "|", "\\rvert": "|", "\\vert": "|", "\\mid": "|", "\\varnothing": "\\emptyset",
-    "and": ",", "or": ",", "<=": "\\leq", ">=": "\\geq", "\\colon": ":", "\\degree": "",
+    "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\nicefrac": "\\frac", "\\sfrac": "\\frac",
+    "\\dbinom": "\\binom", "\\tbinom": "\\binom", "\\cdot": "*", "\\times": "*", "\\ast": "*", "**": "^", "\\div": "/",
+    "\\le": "\\leq", "\\ge": "\\geq", "\\leqslant": "\\leq", "\\geqslant": "\\geq", "\\ne": "\\neq", "\\lt": "<",
+    "\\gt": ">", "<=": "\\leq", ">=": "\\geq", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lvert": "|", "\\rvert": "|",
+    "\\vert": "|", "\\mid": "|", "\\colon": ":", "\\varnothing": "\\emptyset", "\\bar": "\\overline",
+    "\\rightarrow": "\\to", "\\land": "and", "\\wedge": "and", "\\lor": "or", "\\vee": "or",
+    "\\$": "\\unit{dollar}", "%": "\\unit{percent}", "\\%": "\\unit{percent}", "\\degree": "\\unit{degree}",
 }  # fmt: skip
 _SILENT = {
-    "$", "\\$", "%", "\\%", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\displaystyle", "\\textstyle",
+    "$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\displaystyle", "\\textstyle", "\\limits", "\\boxed",
+    "\\fbox",
     "\\big", "\\Big", "\\bigl", "\\bigr", "\\Bigl", "\\Bigr", "\\bigg", "\\Bigg", "\\biggl", "\\biggr",
 }  # fmt: skip
 _SPACES = {"\\,", "\\!", "\\;", "\\:", "\\ ", "~", "\\quad", "\\qquad", "\\thinspace"}
+_WRAPPER = r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|operatorname)\s*"
 _TOKEN = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{(?P<words>[^{}]*)\}"
-    r"|\\[A-Za-z]+|\\.|\s+|\d+|[A-Za-z]+|\*\*|[<>]=|.",
+    _WRAPPER + r"\{(?P<words>[^{}]*)\}|\\[A-Za-z]+|\\.|\s+|\d+|[A-Za-z]+|\*\*|[<>]=|.",
     re.DOTALL,
 )
-_UNITS = (
-    "mm|cm|km|inches|inch|feet|foot|ft|yards?|miles?|meters?|metres?|grams?|kg|pounds?|liters?|litres?|degrees?|dollars?|"
-    "cents?|seconds?|minutes?|hours?|days?|weeks?|months?|years?|units?|percent|mph|people"
-)
-_UNIT = re.compile(
-    r"(?:(?<=[\d)}])|(?<=\\pi))(?:\\text\{[^{}]*\}|(?:(?:square|cubic|sq) ?)?(?:"
-    + _UNITS
-    + r")(?![A-Za-z]))(?:\^\{?[23]\}?)?"
-)
-_DEGREE_SIGN = re.compile(r"\^(?:\\circ ?|\{\\circ\})")
-_TYPESET_COMMA = re.compile(r"(?<=\d)(?:\{,\}|,\s*\\[!,;:])\s*(?=\d{3})")
-_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d/])")
+_READABLE = set(FUNCTIONS | GREEK | {"sqrt", "infinity", "infty", "begin", "end", "lambda"})  # no words of a language
+# Each is replaced before the text is cut into tokens.
+_REWRITTEN = [
+    (re.compile(r"\A\s*\*\*([^*]+)\*\*\s*\Z"), r"\1"),  # bold in Markdown
+    (re.compile(r"\\(?:left|right)\s*\."), ""),  # an invisible bracket
+    (re.compile(r"\\(?:color|textcolor|phantom|hspace|vspace)\s*\{[^{}]*\}"), ""),
+    (re.compile(r"\\\\\s*\[\s*\d*(?:\.\d*)?\s*(?:mm|cm|pt|em|ex|in)\s*\]"), r"\\\\"),  # the space below a row
+    (re.compile(_WRAPPER + r"\{(\s*[-+]?\s*[\d.][^{}]*)\}"), r" \1 "),  # a number in a wrapper
+    (re.compile(r"\^(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\}|\\degree(?![A-Za-z])|\{\s*\\degree\s*\})"), r"\\degree "),
+    (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\[!,;:])\s*(?=\d{3})"), ""),  # a comma of thousands
+    (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
+    (re.compile(r"(?<![\d.])(\d+\.\d+)[eE]([-+]?\d{1,4})(?![\d.])"), r"\1*10^{\2}"),
+]
+_INEQUALITY = re.compile(r"[<>]|\\(?:[lg]t|le|ge|ne|leq|geq|neq|leqslant|geqslant)(?![A-Za-z])")
+_ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|equation|gathered|split)\*?\}")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,\d{3})+|(?:(?: |~|\\[,;:])\d{3})+)(?![\d/])")
+_TEXT = r"\\text\{[^{}]*\}(?:\^(?:[23]|\{[23]\}))?"
+_TEXT_BEHIND = re.compile(rf"(?<=[\w)}}])(?<!\\text){_TEXT}(?:[/*]?{_TEXT})*(?![\w(]|\\(?:frac|sqrt|pi))")
 
 
 def normalize_answer(text: str) -> str:
-    r"""An answer in one way of writing, for comparing text and as what the grader reads.
+    r"""An answer in one way of writing, for comparing text.
 
     Spaces, sizes of brackets, dollar, percent and degree signs, units behind a number, thousands separators and the
     letter case inside `\text{}` go; synonyms such as `\dfrac`, `\times` and unicode signs become one. Braces stay.
@@ -104,36 +119,99 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer(r"$\left( 1,\!000 \,\text{ cm}^2 \right)$"), normalize_answer("90^\\circ")
     ('(1000)', '90')
     """
-    text = _TYPESET_COMMA.sub("", text.translate(_UNICODE))
-    text = re.sub(r"\\(?:left|right)\s*\.", "", text)  # an invisible bracket
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda run: "^{" + run.group().translate(_SUPERSCRIPTS) + "}", text)
-    text = _DEGREE_SIGN.sub("", _joined(text))
-    text = _UNIT.sub("", text)
+    return re.sub(r"\\unit\{[^{}]*\}", "", canonical_answer(text))
+
+
+@functools.lru_cache(maxsize=4096)
+def canonical_answer(text: str) -> str:
+    r"""As `normalize_answer`, with each unit kept as `\unit{...}`: what the grader reads.
+
+    >>> canonical_answer(r"15\mbox{ cm}^2"), canonical_answer(r"\$1.5 \text{ million}"), canonical_answer("42 apples")
+    ('15\\unit{cm^2}', '\\unit{dollar}1.5*1000000', '42\\unit{apples}')
+    """
+    if text.isascii() and text.isdecimal():
+        return text
+    text = text.translate(_UNICODE)
+    for pattern, replacement in _REWRITTEN:
+        text = pattern.sub(replacement, text)
     if not re.search(r"[(\[]|\\\{", text):  # between brackets a comma separates, as in (0,100)
-        text = _THOUSANDS.sub(lambda number: re.sub("[ ,]", "", number.group()), text)
-    return text.removesuffix(".")
+        text = _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number.group()), text)
+    if "\\begin{" in text:
+        text, count = _ALIGNED.subn("", text)
+        text = text.replace("&", "") if count else text
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda run: "^{" + run.group().translate(_RAISED) + "}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda run: "_{" + run.group().translate(_LOWERED) + "}", text)
+    text = _joined(text)
+    if "\\text" in text:
+        text = _TEXT_BEHIND.sub(_as_unit, text)
+    return re.sub(r"(?:[.;,]|\\\\|(?<!\\)\\)\Z", "", text)
 
 
 def _joined(text: str) -> str:
     """The tokens of a text, renamed and joined; a space stays only where two numbers or words would run together."""
-    parts: list[str] = []
+    parts: list[str] = [""]
     spaced = False
+    inequality = _INEQUALITY.search(text) is not None
     for match in _TOKEN.finditer(text):
-        token = match.group()
-        if token.isspace() or token in _SPACES:
+        token, words = match.group(), match.group("words")
+        if token.isspace() or token in _SPACES or (words is not None and not words.strip()):
             spaced = True
             continue
         if token in _SILENT:
             continue
         token = _SAME.get(token, token)
-        if match.group("words") is not None:
-            words = " ".join(match.group("words").lower().split())
-            token = "," if words in ("and", "or", ",") else f"\\text{{{words}}}"
-        if parts and _run_together(parts[-1], token, spaced):
+        if words is not None or token in ("and", "or") or _is_word(token, parts, spaced):
+            token = _worded(token if words is None else " ".join(words.strip(" ,").split()), inequality)
+        if spaced and token.startswith("\\text{") and parts[-1].startswith("\\text{") and len(parts[-1]) < 100:
+            token = f"{parts.pop()[:-1]} {token[6:]}"
+        if token == "," == parts[-1]:
+            continue
+        no_thousands = spaced and parts[-1] == "," and token.isdecimal() and len(token) == 3  # 60, 120
+        if no_thousands or _run_together(parts[-1], token, spaced):
             parts.append(" ")
         parts.append(token)
         spaced = False
     return "".join(parts)
+
+
+def _worded(words: str, inequality: bool) -> str:
+    """The token for words. "and" and "or" separate values, but join inequalities."""
+    words = words.lower() if len(words) > 1 else words
+    if words in ("and", "or"):
+        return {"and": "\\land ", "or": "\\lor "}[words] if inequality else ","
+    if words in ("all real numbers", "all reals"):
+        return "\\mathbb{R}"
+    letters = re.split(r", and |, | and ", words)  # choices: A and C
+    if len(letters) > 1 and all(len(letter) == 1 for letter in letters):
+        return ",".join(letters).upper()
+    return f"\\text{{{words}}}" if words else ","
+
+
+def _is_word(token: str, before: list[str], spaced: bool) -> bool:
+    """Whether bare letters are words of a language, as the last of `42 apples` or `no solution`, and no product."""
+    if not (token.isalpha() and token.isascii()) or token in _READABLE:
+        return False
+    if before[-1] == "/" and before[-2].startswith("\\text{"):
+        return unit_of(token) is not None  # km/h
+    if len(token) < 2:
+        return False
+    if before[-1].startswith("\\text{"):
+        return spaced
+    if before[-1][-1:].isdecimal() or before[-1][-1:] in ("}", ")"):
+        return is_bare_unit(token, spaced) or (spaced and len(token) > 3)
+    return before[-1] == "" and (len(token) > 3 or "o" in token.lower() or token.lower() == "yes")
+
+
+def _as_unit(match: re.Match[str]) -> str:
+    r"""`\unit{...}`, with a factor before it for `million`, or the text itself where it says more."""
+    words = re.sub(r"\\text\{([^{}]*)\}", r"\1", match.group()).replace("{", "").replace("}", "")
+    words = words.strip(" .")
+    scale, _, rest = words.partition(" ")
+    factor = f"*{SCALES[scale]}" if scale in SCALES else ""
+    words = rest if factor else words
+    if factor and not words:
+        return factor
+    return match.group() if unit_of(words) is None else f"{factor}\\unit{{{words}}}"
 
 
 def _run_together(left: str, right: str, spaced: bool) -> bool:

@@ -1,19 +1,27 @@
 """When two answers are the same: rules on the trees of `latex.py`, exact, and without sympy.
 
-What takes algebra (roots, letters, functions) is left to an `Algebra`; `symbolic.py` has the one that uses sympy.
+What takes more algebra than `polynomials.py` knows (functions, roots of sums) is left to an `Algebra`; that of
+`symbolic.py` uses sympy.
 """
 
+import functools
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from grpojax.tasks.latex import TooLarge, Tree, Unreadable, items_of
+from grpojax.tasks import polynomials
+from grpojax.tasks.latex import INFINITY, TooLarge, Tree, Unreadable, items_of, names, read_answer
+from grpojax.tasks.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
+from grpojax.tasks.units import Unit, unit_of
 
 MAX_BITS = 30_000  # of a numerator or denominator; 2006! has 19,000
 MAX_WORK = 20 * MAX_BITS  # bits of all intermediate results together
 MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 3_000  # also the upper number of a binomial
+MAX_TERMS = 20_000  # of a power of a sum, and of a sum from one number to another
+MAX_TOWER = 3  # powers in the exponent of each other
 
 
 class Undecided(Exception):
@@ -21,42 +29,110 @@ class Undecided(Exception):
 
 
 class Algebra(NamedTuple):
-    """Whether two values are equal, and whether two relations (same sign) have the same solutions."""
+    """Whether two values are equal; which is larger (-1, 0, 1, or None where letters decide); whether two relations
+    with one sign have the same solutions.
+    """
 
     same_value: Callable[[Tree, Tree], bool]
+    order: Callable[[Tree, Tree], int | None]
     same_relation: Callable[[Tree, Tree], bool]
 
 
-def _undecided(left: Tree, right: Tree) -> bool:
+def _undecided(left: Tree, right: Tree) -> NoReturn:
     raise Undecided
 
 
-NO_ALGEBRA = Algebra(_undecided, _undecided)
+NO_ALGEBRA = Algebra(_undecided, _undecided, _undecided)
+_OF_AN_ANGLE = {"sin", "cos", "tan", "cot", "sec", "csc"}
+_VALUES = {"number", "constant", "symbol", "add", "multiply", "power", "function", "bound"}
+
+
+def same_text(left: str, right: str, algebra: Algebra = NO_ALGEBRA) -> bool:
+    r"""Whether two canonical answers (`answers.py`) are the same.
+
+    What is no mathematics is compared as text: words and choice letters without wrapper, brackets and case. A choice
+    letter before a value, `(C) 12`, is either of the two.
+
+    >>> same_text(r"\text{(c)}12", r"\text{(c)}"), same_text(r"\text{(c)}12", "12"), same_text("C", "(c)")
+    (True, True, True)
+
+    Raises:
+      Undecided: where it takes algebra and there is none.
+      TooLarge
+    """
+    if left == right or _same_words(left, right):
+        return left != ""
+    choices = [_CHOICE.fullmatch(text) for text in (left, right)]
+    if any(choices):
+        return _same_choice(choices, [left, right], algebra)
+    try:
+        return same_answer(tree_of(left), tree_of(right), algebra)
+    except Unreadable:
+        return False
+
+
+_CHOICE = re.compile(r"\\text\{\(([a-z])\)[ .:]?\}(.+)")
+_WORDS = re.compile(r"[^\W\d_]+(?:[-'][^\W\d_]+)*")
+
+
+def _same_choice(choices: list[re.Match[str] | None], texts: list[str], algebra: Algebra) -> bool:
+    """Of `(C) 12` and a lone letter, the letters; of two such, both; of `(C) 12` and a value, the values."""
+    letters = [choice[1] if choice else _bare_words(text).lower() for choice, text in zip(choices, texts, strict=True)]
+    if not all(choices) and all(len(letter) == 1 and letter.isalpha() for letter in letters):
+        return letters[0] == letters[1]
+    values = [choice[2] if choice else text for choice, text in zip(choices, texts, strict=True)]
+    return (letters[0] == letters[1] or not all(choices)) and same_text(*values, algebra)
+
+
+def _same_words(left: str, right: str) -> bool:
+    r"""The same words, or choice letter: C, (c), \text{(C)}. Bare letters alone are variables, whose case counts."""
+    words = [_bare_words(text) for text in (left, right)]
+    marked = any(word != text.replace(" ", "") for word, text in zip(words, (left, right), strict=True))
+    return marked and words[0].lower() == words[1].lower() and _WORDS.fullmatch(words[0]) is not None
+
+
+def _bare_words(text: str) -> str:
+    bare = re.sub(r"\\text\{(?:(?:the|an|a) )?|\}| ", "", text)
+    choice = re.fullmatch(r"\(?([A-Za-z])[.)]?", bare)
+    return choice[1] if choice else bare[1:-1] if bare.startswith("(") and bare.endswith(")") else bare
+
+
+@functools.lru_cache(maxsize=4096)
+def tree_of(text: str) -> Tree:
+    """The folded tree of a canonical answer; remembered, because a right answer is compared with many.
+
+    Raises:
+      Unreadable, TooLarge
+    """
+    return fold(read_answer(text))
 
 
 def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
     """Whether two folded trees are the same answer.
 
-    Sets are equal as sets, and one value is a set of one. Tuples agree in brackets and places, matrices in every entry.
-    A name in front (`x =`, `f(x) =`) does not count against an answer without one.
+    Lists are equal as sets, and one value is a set of one. Tuples agree in brackets and places, matrices in every
+    entry, intervals, inequalities and unions as sets of real numbers. A name in front (`x =`, `f(x) =`) does not count against
+    an answer without one, nor does a unit; two units of one kind do.
 
     Raises:
       Undecided: where it takes algebra and there is none.
     """
     if left == right:
         return True
+    if "quantity" in (left[0], right[0]) and not {left[0], right[0]} & {"set", "relation"}:
+        return _same_quantity(left, right, algebra)
+    if is_set_operation(left) or is_set_operation(right):
+        return _same_real_set(left, right, algebra)
+    if "relation" in (left[0], right[0]) and left[0] != right[0]:
+        equation, other = (left, right) if left[0] == "relation" else (right, left)
+        values = _values(equation)
+        if values:
+            return all(same_answer(value, other, algebra) for value in values)
     if "set" in (left[0], right[0]):
-        lefts, rights = items_of(left), items_of(right)
-        return all(any(same_answer(one, other, algebra) for other in rights) for one in lefts) and all(
-            any(same_answer(one, other, algebra) for one in lefts) for other in rights
-        )
-    if (left[0] == "relation") != (right[0] == "relation"):
-        return (
-            same_answer(_without_name(left), _without_name(right), algebra) if _named(left) or _named(right) else False
-        )
-    if left[0] != right[0] and {left[0], right[0]} & {"tuple", "matrix", "text"}:
-        return False
-    if left[0] in ("number", "text") and left[0] == right[0]:
+        return _same_list(left, right, algebra)
+    if left[0] != right[0] and not {left[0], right[0]} <= _VALUES:
+        return _is_column_of(left, right, algebra) or _is_column_of(right, left, algebra)
+    if {left[0], right[0]} <= {"number", "constant", "symbol", "text"}:
         return False
     if left[0] == "tuple":
         return left[1:3] == right[1:3] and _all_same(left[3:], right[3:], algebra)
@@ -66,7 +142,8 @@ def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
         )
     if left[0] == "relation":
         return _same_relation(left, right, algebra)
-    return algebra.same_value(left, right)
+    same = polynomials.same_value(left, right)
+    return algebra.same_value(left, right) if same is None else same
 
 
 def _all_same(lefts: Tree, rights: Tree, algebra: Algebra) -> bool:
@@ -75,26 +152,138 @@ def _all_same(lefts: Tree, rights: Tree, algebra: Algebra) -> bool:
     )
 
 
+def _same_list(left: Tree, right: Tree, algebra: Algebra) -> bool:
+    """As sets; `x = 1, y = 2` is also the point (1, 2)."""
+    for one, other in ((left, right), (right, left)):
+        point = _point(one) if other[0] == "tuple" else None
+        if point:
+            return same_answer(point, other, algebra)
+    lefts, rights = items_of(left), items_of(right)
+    return all(any(same_answer(one, other, algebra) for other in rights) for one in lefts) and all(
+        any(same_answer(one, other, algebra) for one in lefts) for other in rights
+    )
+
+
+def _point(tree: Tree) -> Tree | None:
+    """`x = 1, y = 2` as (1, 2), the letters in the order of the alphabet."""
+    if tree[0] != "set" or any(item[:2] != ("relation", "=") or item[2][0] != "symbol" for item in tree[1:]):
+        return None
+    values = {item[2][1]: item[3] for item in tree[1:]}
+    return ("tuple", "(", ")", *(values[name] for name in sorted(values))) if len(values) == len(tree) - 1 else None
+
+
+def _is_column_of(matrix: Tree, point: Tree, algebra: Algebra) -> bool:
+    """Whether a matrix is the column of the coordinates of a point."""
+    is_column = matrix[0] == "matrix" and point[:3] == ("tuple", "(", ")") and all(len(row) == 1 for row in matrix[1:])
+    return is_column and _all_same(tuple(row[0] for row in matrix[1:]), point[3:], algebra)
+
+
+def _values(equation: Tree) -> Tree:
+    """The values an equation stands for, all of which count: what a name is equal to, or both sides of `6 * 7 = 42`."""
+    if equation[1] != "=":
+        return ()
+    name = equation[2]
+    if not names(name) and name[0] != "text":
+        return equation[2:]
+    if name[0] == "tuple":
+        is_name = all(item[0] == "symbol" for item in name[3:])
+    elif name[0] == "multiply":  # f(x), f^{-1}(x), f'(x), or the line AB
+        head = name[1][1] if name[1][0] == "power" else name[1]
+        is_name = len(name) == 3 and head[0] == name[2][0] == "symbol"
+        is_name = is_name and (head[1][0] in "fghpqFGHPQ" or (head[1] + name[2][1]).isupper())
+    else:
+        is_name = name[0] in ("symbol", "text")
+    return equation[3:] if is_name else ()
+
+
 def _same_relation(left: Tree, right: Tree, algebra: Algebra) -> bool:
     if left[1] != right[1]:
         return False
-    if left[2] == right[2]:
-        return same_answer(left[3], right[3], algebra)
-    sides = {side[0] for side in (*left[2:], *right[2:])}
-    return not sides & {"set", "tuple", "matrix", "text", "relation"} and algebra.same_relation(left, right)
-
-
-def _named(tree: Tree) -> bool:
-    """`x = ...`, `f(x) = ...` or `\\text{area} = ...`."""
-    if tree[0] != "relation" or tree[1] != "=":
+    if left[2] == right[2] and all(same_answer(one, other, algebra) for one in left[3:] for other in right[3:]):
+        return True
+    if not len(left) == len(right) == 4 or not {side[0] for side in (*left[2:], *right[2:])} <= _VALUES:
         return False
-    name = tree[2]
-    application = name[0] == "multiply" and len(name) == 3 and name[1][0] == name[2][0] == "symbol"
-    return name[0] in ("symbol", "text") or (application and name[1][1] in "fghpqFGHPQ")
+    ratio = polynomials.ratio(left[2:], right[2:])
+    if ratio is None:
+        return algebra.same_relation(left, right)
+    return ratio > 0 or (ratio < 0 and left[1] in ("=", "\\neq"))
 
 
-def _without_name(tree: Tree) -> Tree:
-    return tree[3] if _named(tree) else tree
+def _same_real_set(left: Tree, right: Tree, algebra: Algebra) -> bool:
+    """As sets of real numbers; where they cannot be read so, by their parts or as relations."""
+
+    def order(one: Tree, other: Tree) -> int:
+        rank = _order(one, other, algebra)
+        if rank is None:
+            raise NoRealSet("the order depends on letters")
+        return rank
+
+    try:
+        (lefts, one), (rights, other) = real_set(left, order), real_set(right, order)
+    except NoRealSet:
+        kinds = {left[0], right[0]}
+        if kinds == {"relation"}:
+            return _same_relation(left, right, algebra)
+        if kinds == {"difference"}:
+            return _all_same(left[1:], right[1:], algebra)
+        return (kinds <= {"set", "union"} or kinds == {"intersection"}) and _same_list(
+            ("set", *left[1:]), ("set", *right[1:]), algebra
+        )
+    if one and other and one != other:
+        return False
+    return len(lefts) == len(rights) and all(
+        (a.has_low, a.has_high) == (b.has_low, b.has_high)
+        and same_answer(a.low, b.low, algebra)
+        and same_answer(a.high, b.high, algebra)
+        for a, b in zip(lefts, rights, strict=True)
+    )
+
+
+def _order(left: Tree, right: Tree, algebra: Algebra) -> int | None:
+    if left == right:
+        return 0
+    if MINUS_INFINITY in (left, right) or INFINITY in (left, right):
+        return -1 if left == MINUS_INFINITY or right == INFINITY else 1
+    if left[0] == right[0] == "number":
+        return -1 if left[1] < right[1] else 1
+    return algebra.order(left, right)
+
+
+def _same_quantity(left: Tree, right: Tree, algebra: Algebra) -> bool:
+    (one, its_unit), (other, its_other_unit) = _parted(left), _parted(right)
+    units = [unit_of(name) if name else Unit("") for name in (its_unit, its_other_unit)]
+    kinds = [unit.kind for unit in units]
+    if kinds[0] == kinds[1] and kinds[0] not in ("", "?"):
+        return same_answer(_scaled(one, units[0].size), _scaled(other, units[1].size), algebra)
+    if kinds == ["?", "?"] and its_unit.removesuffix("s") != its_other_unit.removesuffix("s"):
+        return False
+    if all(kinds) and "?" not in kinds and kinds[0].partition("^")[0] != kinds[1].partition("^")[0]:
+        return False  # kilograms and dollars; but of cm and cm^2 one is a slip
+    if same_answer(one, other, algebra):
+        return True
+    if not its_other_unit and kinds[0] in _NUMBERS:
+        return same_answer(_plain(left), other, algebra)
+    return not its_unit and kinds[1] in _NUMBERS and same_answer(one, _plain(right), algebra)
+
+
+def _parted(tree: Tree) -> tuple[Tree, str]:
+    return (tree[1], tree[2]) if tree[0] == "quantity" else (tree, "")
+
+
+def _scaled(tree: Tree, size: Fraction) -> Tree:
+    return fold(("multiply", ("number", size), tree)) if tree[0] in _VALUES else tree
+
+
+def _plain(quantity: Tree) -> Tree:
+    """Degrees as a part of pi, percent as hundredths."""
+    _, value, unit = quantity
+    return fold(("multiply", value, *_NUMBERS[unit_of(unit).kind]))
+
+
+_NUMBERS: dict[str, tuple[Tree, ...]] = {
+    "angle": (("number", Fraction(1, 180)), ("constant", "pi")),
+    "percent": (("number", Fraction(1, 100)),),
+}
 
 
 def fold(tree: Tree) -> Tree:
@@ -123,13 +312,36 @@ class _Folder:
             return self._number(tree[1])
         if kind == "matrix":
             return ("matrix", *(tuple(self.fold(entry) for entry in row) for row in tree[1:]))
+        if kind == "function" and tree[1] in _OF_AN_ANGLE:
+            tree = (*tree[:2], *(_in_radians(part) for part in tree[2:]))
         folded = tuple(self.fold(part) if isinstance(part, tuple) else part for part in tree)
+        if kind in _VALUES:
+            folded = _without_units(folded)
+        if kind == "add" and folded[0] == "quantity":
+            return ("quantity", self.fold(folded[1]), folded[2])
+        if kind == "quantity" and (folded[1][0] not in _VALUES or unit_of(folded[2]) is None):
+            raise Unreadable("no value, or no unit")
         parts = [part for part in folded if isinstance(part, tuple)]
         if kind == "power":
             return self._power(folded)
+        if kind == "bound" and tree[1] in ("sum", "product") and parts[0][0] == parts[1][0] == "number":
+            if parts[1][1] - parts[0][1] > MAX_TERMS:
+                raise TooLarge(f"more than {MAX_TERMS} terms")
+        if kind == "multiply" and any(part[0] == "matrix" for part in parts):
+            return self._scaled_matrix(parts)
         if kind in ("add", "multiply", "function") and all(part[0] == "number" for part in parts):
             return self._computed(folded, [part[1] for part in parts])
+        if kind in ("union", "intersection", "difference"):
+            return _finite_sets(folded)
         return folded
+
+    def _scaled_matrix(self, factors: list[Tree]) -> Tree:
+        """Numbers times one matrix, entry by entry."""
+        matrix = next(factor for factor in factors if factor[0] == "matrix")
+        scalars = [factor for factor in factors if factor is not matrix]
+        if not all(scalar[0] in _VALUES for scalar in scalars):
+            raise Unreadable("a product of matrices")
+        return ("matrix", *(tuple(self.fold(("multiply", *scalars, entry)) for entry in row) for row in matrix[1:]))
 
     def _number(self, value: Fraction) -> Tree:
         bits = value.numerator.bit_length() + value.denominator.bit_length()
@@ -151,16 +363,20 @@ class _Folder:
     def _power(self, tree: Tree) -> Tree:
         _, base, exponent = tree
         if exponent[0] != "number":
+            if _tower(tree) > MAX_TOWER:
+                raise TooLarge(f"a tower of more than {MAX_TOWER} powers")
             return tree
         power = exponent[1]
-        if abs(power) > MAX_EXPONENT:
+        if abs(power * (base[2][1] if base[0] == "power" and base[2][0] == "number" else 1)) > MAX_EXPONENT:
             raise TooLarge(f"an exponent above {MAX_EXPONENT}")
+        if base[0] == "add" and power > 1 and math.comb(int(power) + len(base) - 2, len(base) - 2) > MAX_TERMS:
+            raise TooLarge(f"a power of a sum with more than {MAX_TERMS} terms")
         if base[0] != "number":
             return tree
         value = base[1]
-        if power.denominator == 2 and value >= 0:
-            root = _exact_root(value)
-            value, power = (value, power) if root is None else (root, power * 2)
+        if power.denominator > 1:
+            root = _exact_root(value, power.denominator)
+            value, power = (value, power) if root is None else (root, Fraction(power.numerator))
         if power.denominator != 1:
             return tree
         if value == 0 and power < 0:
@@ -170,9 +386,60 @@ class _Folder:
         return self._number(value ** int(power))
 
 
-def _exact_root(value: Fraction) -> Fraction | None:
-    root = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
-    return root if root * root == value else None
+def _in_radians(tree: Tree) -> Tree:
+    """The argument of a function of an angle, with the terms in degrees made parts of pi."""
+    if tree[0] == "quantity":
+        return ("multiply", tree[1], *_NUMBERS["angle"]) if unit_of(tree[2]) == unit_of("degree") else tree[1]
+    return tuple(_in_radians(part) if isinstance(part, tuple) else part for part in tree)
+
+
+def _without_units(tree: Tree) -> Tree:
+    """A value in which no unit is left; a sum of one unit is a quantity of that unit."""
+    units = {part[2] if part[0] == "quantity" else "" for part in tree if isinstance(part, tuple)} - {""}
+    if not units:
+        return tree
+    bare = tuple(part[1] if part[0] == "quantity" else part for part in tree if isinstance(part, tuple))
+    bare = (*(part for part in tree if not isinstance(part, tuple)), *bare)
+    return ("quantity", bare, *units) if tree[0] == "add" and len(units) == 1 else bare
+
+
+def _finite_sets(tree: Tree) -> Tree:
+    """A union of finite sets as one set."""
+    if tree[0] == "union" and all(part[0] == "set" or part[0] in _VALUES for part in tree[1:]):
+        return ("set", *(item for part in tree[1:] for item in items_of(part)))
+    return tree
+
+
+def _tower(tree: Tree) -> int:
+    """How many powers stand in the exponent of each other."""
+    if tree[0] == "power":
+        return max(1 + _tower(tree[2]), _tower(tree[1]))
+    return max((_tower(part) for part in tree if isinstance(part, tuple)), default=0)
+
+
+def _exact_root(value: Fraction, degree: int) -> Fraction | None:
+    """The rational root, if there is one; of a negative number the real one, if the degree is odd.
+
+    >>> _exact_root(Fraction(-8, 27), 3), _exact_root(Fraction(8), 2)
+    (Fraction(-2, 3), None)
+    """
+    if value < 0:
+        root = _exact_root(-value, degree) if degree % 2 else None
+        return None if root is None else -root
+    over, under = _whole_root(value.numerator, degree), _whole_root(value.denominator, degree)
+    return None if over is None or under is None else Fraction(over, under)
+
+
+def _whole_root(value: int, degree: int) -> int | None:
+    if degree == 2:
+        root = math.isqrt(value)
+    elif degree >= value.bit_length():
+        root = min(value, 1)
+    else:  # Newton's method, from above
+        root, better = 0, 1 << -(-value.bit_length() // degree)
+        while root == 0 or better < root:
+            root, better = better, ((degree - 1) * better + value // better ** (degree - 1)) // degree
+    return root if root**degree == value else None
 
 
 def _factorial(value: Fraction) -> int:
@@ -191,8 +458,15 @@ def _binomial(above: Fraction, below: Fraction) -> int:
     return math.comb(int(above), int(below))
 
 
+def _double_factorial(value: Fraction) -> int:
+    """The product of every second number."""
+    _factorial(value)
+    return math.prod(range(int(value), 0, -2))
+
+
 _FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
     "factorial": _factorial,
+    "double factorial": _double_factorial,
     "binomial": _binomial,
     "abs": abs,
     "floor": math.floor,

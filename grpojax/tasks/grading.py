@@ -1,26 +1,25 @@
 r"""Comparing an answer with the right one: exact, symmetric, from any thread, and within limits for every input.
 
-Equal text and rational numbers are decided here. What takes algebra goes to a worker process with sympy, which is
-killed and replaced when one pair takes too long or too much memory.
+Equal text and rational numbers are decided here. What takes algebra goes to a pool of worker processes with sympy, each
+of which is killed and replaced when one pair takes too long or too much memory.
 """
 
 import functools
-import json
+import importlib.util
 import os
-import selectors
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterable
-from pathlib import Path
+from concurrent.futures import Future
 
-from grpojax.tasks.answers import normalize_answer
-from grpojax.tasks.equality import Undecided, fold, same_answer
-from grpojax.tasks.latex import MAX_LENGTH, TooLarge, Unreadable, read_answer
+from grpojax.errors import InputError, did_you_mean
+from grpojax.tasks.answers import canonical_answer
+from grpojax.tasks.equality import Undecided, same_text
+from grpojax.tasks.latex import MAX_LENGTH, TooLarge
+from grpojax.tasks.pool import Pool
 
+GRADERS = ("grpojax", "book", "math-verify")
 CACHE_SIZE = 65_536
-START_SECONDS = 120.0  # for sympy to load on a busy machine
 
 
 def grade(answer: str, gold: str, time_limit: float = 2.0) -> bool:
@@ -43,129 +42,120 @@ def grade_many(pairs: Iterable[tuple[str, str]], time_limit: float = 2.0) -> lis
 
 @functools.cache
 def _shared_grader(time_limit: float) -> "Grader":
-    return Grader(time_limit)
+    return Grader(time_limit=time_limit)
 
 
 class Grader:
-    """Grades pairs, and remembers them.
+    """Grades pairs, and remembers them. Safe to use from any thread and after a fork.
+
+    Args:
+      name: "grpojax", the rules of docs/grading.md; "book", the verdicts of the reference's grader; "math-verify",
+        those of that library.
+      time_limit: seconds for a pair; one that passes it is wrong.
+      workers: the largest number of worker processes; none is started before it is needed.
 
     Attributes:
+      name: of the grader.
       timeouts: how many pairs were given up at a limit of time, memory or size; each counts as wrong.
+
+    Raises:
+      InputError: for an unknown name, or a grader that is not installed.
     """
 
-    def __init__(self, time_limit: float = 2.0):
+    def __init__(self, name: str = "grpojax", time_limit: float = 2.0, workers: int = 2):
+        if name not in GRADERS:
+            raise InputError(
+                f"unknown grader {name!r}; choose one of {', '.join(GRADERS)}.{did_you_mean(name, GRADERS)}"
+            )
+        if name == "math-verify" and importlib.util.find_spec("math_verify") is None:
+            raise InputError(
+                "the grader 'math-verify' needs the package math-verify, which is not installed; "
+                "install it with `pip install grpojax[verify]`, or choose the grader 'grpojax'."
+            )
+        self.name = name
         self.timeouts = 0
-        self._time_limit = time_limit
-        self._worker: _Worker | None = None
-        self._lock = threading.Lock()
+        self._pool = Pool(name, workers, time_limit)
+        self._lock = threading.Lock()  # for what is counted and remembered
+        self._pool_lock = threading.Lock()
         self._known: dict[tuple[str, str], bool] = {}
-
-    def grade_many(self, pairs: Iterable[tuple[str, str]]) -> list[bool]:
-        return [self.grade(answer, gold) for answer, gold in pairs]
+        _call_after_fork(weakref.WeakMethod(self._after_fork))
 
     def grade(self, answer: str, gold: str) -> bool:
-        answer, gold = answer.strip(), gold.strip()
-        if not answer or not gold:
-            return False
-        if answer == gold:
-            return True
+        """Whether an answer is the right one."""
+        return self.grade_many([(answer, gold)])[0]
+
+    def grade_many(self, pairs: Iterable[tuple[str, str]]) -> list[bool]:
+        """`grade` for each (answer, gold), in order; what takes algebra is shared among the workers."""
+        keys = [self._key(answer.strip(), gold.strip()) for answer, gold in pairs]
+        known = {key: self._known.get(key) for key in keys}
+        verdicts = {key: verdict for key, verdict in known.items() if verdict is not None}
+        replies = {key: self._at_once(*key) for key in known if key not in verdicts}
+        asked = [key for key, reply in replies.items() if reply is None]
+        if asked:
+            with self._pool_lock:
+                replies.update(zip(asked, self._pool.ask(asked), strict=True))
         with self._lock:
-            if max(len(answer), len(gold)) > MAX_LENGTH:
-                self.timeouts += 1
-                return False
-            left, right = sorted((normalize_answer(answer), normalize_answer(gold)))
-            if (left, right) not in self._known:
-                while len(self._known) >= CACHE_SIZE:
-                    del self._known[next(iter(self._known))]
-                self._known[left, right] = self._decide(left, right)
-            return self._known[left, right]
+            self.timeouts += sum(reply not in ("=", "!") for reply in replies.values())
+            new = {key: reply == "=" for key, reply in replies.items()}
+            self._known.update((key, verdict) for key, verdict in new.items() if max(map(len, key)) <= MAX_LENGTH)
+            while len(self._known) > CACHE_SIZE:
+                del self._known[next(iter(self._known))]
+        verdicts |= new
+        return [verdicts[key] for key in keys]
+
+    def submit(self, pairs: Iterable[tuple[str, str]]) -> "Future[list[bool]]":
+        """`grade_many` in a thread of its own, while the caller goes on: `.result()` waits for the verdicts."""
+        pairs = list(pairs)
+        future: Future[list[bool]] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self.grade_many(pairs))
+            except BaseException as error:  # noqa: BLE001 - raised again by .result()
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="grading", daemon=True).start()
+        return future
 
     def close(self) -> None:
-        """End the worker process; it starts again when it is needed."""
-        with self._lock:
-            self._end_worker()
+        """End the worker processes; they start again when they are needed."""
+        with self._pool_lock:
+            self._pool.close()
 
-    def _decide(self, left: str, right: str) -> bool:
-        if left == right or _same_label(left, right):
-            return left != ""
-        try:
-            return same_answer(fold(read_answer(left)), fold(read_answer(right)))
-        except Unreadable:
-            return False
-        except TooLarge:
-            self.timeouts += 1
-            return False
-        except Undecided:
-            return self._ask_worker(left, right)
+    def _key(self, answer: str, gold: str) -> tuple[str, str]:
+        """The pair as it is remembered; of the graders that promise no symmetry, in its order."""
+        return (gold, answer) if self.name == "grpojax" and gold < answer else (answer, gold)
 
-    def _ask_worker(self, left: str, right: str) -> bool:
-        if self._worker is None:
-            self._worker = _Worker()
-        reply = self._worker.ask(left, right, self._time_limit)
-        if reply not in ("=", "!"):
-            self.timeouts += 1
-            self._end_worker()
-        return reply == "="
+    def _at_once(self, answer: str, gold: str) -> str | None:
+        """The reply of a worker (see `worker.py`) where none is needed, or None."""
+        if not answer or not gold:
+            return "!"
+        if self.name == "grpojax" and answer == gold:
+            return "="
+        if max(len(answer), len(gold)) > MAX_LENGTH:
+            return "?"
+        return reply_at_once(answer, gold) if self.name == "grpojax" else None
 
-    def _end_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None
+    def _after_fork(self) -> None:
+        """In a child: the workers are the parent's, and a thread that is gone may have held a lock."""
+        self._lock, self._pool_lock = threading.Lock(), threading.Lock()
+        self._pool.forget()
 
 
-def _same_label(left: str, right: str) -> bool:
-    r"""The same word, or choice letter: C, (c), \text{(C)}. A lone bare letter is a variable, whose case counts."""
-    words = [_bare_word(text) for text in (left, right)]
-    marked = words != [left, right]
-    return words[0].lower() == words[1].lower() and words[0].isalpha() and (marked or len(words[0]) > 1)
+def reply_at_once(answer: str, gold: str) -> str | None:
+    """`=`, `!` or `?` (too large) by the rules that need no algebra; None where it takes some."""
+    try:
+        return "=" if same_text(canonical_answer(answer), canonical_answer(gold)) else "!"
+    except (TooLarge, RecursionError):
+        return "?"
+    except Undecided:
+        return None
 
 
-def _bare_word(text: str) -> str:
-    if text.startswith("\\text{"):
-        text = text[6:].removesuffix("}")
-    if text.startswith("(") and text.endswith(")"):
-        text = text[1:-1]
-    return text.replace(" ", "")
+def _call_after_fork(method: "weakref.WeakMethod") -> None:
+    def call() -> None:
+        bound = method()
+        if bound is not None:
+            bound()
 
-
-class _Worker:
-    """A process of `symbolic.py`, started as a program of its own: no fork, and no import of the main module."""
-
-    def __init__(self) -> None:
-        root = str(Path(__file__).parents[2])
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "grpojax.tasks.symbolic"],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process, which saves first
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))},
-        )
-        self.end = weakref.finalize(self, _end, self._process)  # also at exit
-        if self._reply(START_SECONDS) != ".":
-            self.end()
-            raise RuntimeError(
-                f"the grading process did not start; `{sys.executable} -m grpojax.tasks.symbolic` shows why"
-            )
-
-    def ask(self, left: str, right: str, seconds: float) -> str:
-        """The reply, or "" when there was none in time."""
-        try:
-            self._process.stdin.write(json.dumps([seconds, left, right]).encode() + b"\n")
-        except BrokenPipeError:
-            return ""
-        return self._reply(seconds)
-
-    def _reply(self, seconds: float) -> str:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            ready = selector.select(seconds)
-        return os.read(self._process.stdout.fileno(), 1).decode() if ready else ""
-
-
-def _end(process: subprocess.Popen) -> None:
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    os.register_at_fork(after_in_child=call)

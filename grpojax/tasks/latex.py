@@ -1,18 +1,23 @@
 r"""Reading an answer in LaTeX or plain text into a tree, by a closed grammar; nothing is ever evaluated as Python.
 
-    answer   = item { "," item }                          several items make a set
-    item     = text | union { relation union }            =  <  >  \leq  \geq  \neq  \in
-    union    = sum { \cup sum }
-    sum      = ["+" | "-"] product { ("+" | "-") product }
-    product  = power { ["*" | "/"] power }                a number before a fraction of numbers is a mixed number
-    power    = atom [ "!" ] [ "^" argument ]
-    atom     = number | letter | constant | function | \frac | \binom | \sqrt | matrix | bracketed answer | |sum|
+    answer    = item { "," item }                          several items make a set
+    item      = relation { ("\land" | "\lor") relation }
+    relation  = union { ("=" | "<" | ">" | "\leq" | "\geq" | "\neq" | "\in" | "\approx") union }  or  sum ":" sum
+    union     = sum { ("\cup" | "\cap" | "\setminus") sum }
+    sum       = ["+" | "-"] product { ("+" | "-") product }
+    product   = power { ["*" | "/"] power } [ unit ]       a number before a fraction of numbers is a mixed number
+    power     = atom [ "!" | "!!" ] [ "^" argument ]
+    atom      = number | letter | constant | text | function | \frac | \binom | \sqrt | \sum | \prod | \int | \lim
+              | matrix | bracketed answer | set-builder | |sum|
 
 A tree is a nested tuple whose first entry names it; the others are parts of it:
 
     ("number", Fraction)  ("symbol", name)  ("constant", "pi" | "e" | "i" | "infinity")  ("text", words)
     ("add", *terms)  ("multiply", *factors)  ("power", base, exponent)  ("function", name, *arguments)
-    ("set", *items)  ("tuple", open, close, *items)  ("matrix", (*row), ...)  ("relation", sign, left, right)
+    ("bound", "sum" | "product" | "integral", name, low, high, body)  ("bound", "limit", name, goal, body)
+    ("quantity", value, unit)  ("tuple", open, close, *items)  ("matrix", (*row), ...)
+    ("set", *items)  ("union" | "intersection" | "difference", *sets)
+    ("relation", "=" | "\neq" | "<" | "\leq", left, right, *further values of a chain of "=")
 """
 
 import contextlib
@@ -25,7 +30,9 @@ Tree = tuple[Any, ...]
 
 MAX_LENGTH = 2000  # characters of an answer that is read
 MAX_DEPTH = 40  # brackets, exponents and arguments inside each other
-MAX_ITEMS = 100  # of a list or a matrix
+MAX_ITEMS = 100  # of all lists together, or of a matrix
+MAX_LISTS = 4  # sets and unions inside each other
+MAX_CHAIN = 6  # sides of a chain of equations
 
 
 class Unreadable(ValueError):
@@ -40,21 +47,30 @@ MINUS_ONE: Tree = ("number", Fraction(-1))
 INFINITY: Tree = ("constant", "infinity")
 
 _TOKEN = re.compile(
-    r"(?<=\d) |\\text\{[^{}]*\}|\\(?:begin|end)\{[a-z]+\}|\\mathbb ?\{?[A-Z]\}?|\\[A-Za-z]+|\\.|[A-Za-z]+|[^ ]",
+    r"(?<=\d) |\\(?:text|unit)\{[^{}]*\}|\\(?:begin|end)\{[a-z]+\}|\\mathbb ?\{?[A-Z]\}?"
+    r"|\\[A-Za-z]+|\\.|[A-Za-z]+|[^ ]",
     re.DOTALL,
 )
-_FUNCTIONS = {
+FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "exp",
 }  # fmt: skip
-_GREEK = {
+GREEK = {
     "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa",
     "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega", "ell",
     "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega",
 }  # fmt: skip
-_RELATIONS = {"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\in"}
+_RELATIONS = {"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\in", "\\approx"}
+_SET_OPERATIONS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference"}
+_JOINED = {"\\lor": "union", "\\land": "intersection"}
 _CLOSING = {"(": ")]", "[": ")]", "\\{": ("\\}",), "{": "}", "\\langle": ("\\rangle",)}
-_NO_ATOM = _RELATIONS | {"\\\\", "\\}", "\\rangle", "\\cup", "\\rfloor", "\\rceil"}
+_NO_ATOM = (
+    _RELATIONS
+    | set(_SET_OPERATIONS)
+    | set(_JOINED)
+    | {"\\\\", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\to", "\\choose", "\\over"}
+)
 _ROUNDING = {"\\lfloor": ("floor", "\\rfloor"), "\\lceil": ("ceiling", "\\rceil")}
+_BOUND = {"sum": "sum", "prod": "product", "int": "integral", "lim": "limit"}
 _MATRICES = {"matrix", "pmatrix", "bmatrix", "array"}
 _WORD_LENGTH = 3  # longer runs of letters are words, not products
 
@@ -71,10 +87,22 @@ def read_answer(text: str) -> Tree:
     if len(text) > MAX_LENGTH:
         raise TooLarge(f"longer than {MAX_LENGTH} characters")
     if "\\pm" not in text and "\\mp" not in text:
-        return _Reader(text).answer()
+        return _checked(_Reader(text).answer())
     upper = _Reader(text.replace("\\pm", "+").replace("\\mp", "-")).answer()
     lower = _Reader(text.replace("\\pm", "-").replace("\\mp", "+")).answer()
-    return ("set", *items_of(upper), *items_of(lower))
+    return _checked(("set", *items_of(upper), *items_of(lower)))
+
+
+def _checked(tree: Tree) -> Tree:
+    """The tree, unless comparing its lists with others would take long."""
+    if _lists_within(tree) > MAX_LISTS:
+        raise TooLarge(f"more than {MAX_LISTS} lists inside each other")
+    return tree
+
+
+def _lists_within(tree: Tree) -> int:
+    inside = max((_lists_within(part) for part in tree if isinstance(part, tuple)), default=0)
+    return inside + (tree[0] in ("set", "union", "intersection", "difference"))
 
 
 def items_of(tree: Tree) -> tuple[Tree, ...]:
@@ -90,6 +118,8 @@ class _Reader:
         self._place = 0
         self._depth = 0
         self._bars = 0  # open |
+        self._listed = 0  # commas so far
+        self._integrals = 0  # open \\int, each of which ends with d and a letter
 
     def answer(self) -> Tree:
         items = self._items()
@@ -138,9 +168,10 @@ class _Reader:
             items = [self._item()]
             while self._accept(","):
                 items.append(self._item())
+                self._listed += 1
+                if self._listed >= MAX_ITEMS:
+                    raise TooLarge(f"lists of more than {MAX_ITEMS}")
             self._bars = bars
-        if len(items) > MAX_ITEMS:
-            raise TooLarge(f"a list of more than {MAX_ITEMS}")
         return items
 
     def _single(self) -> Tree:
@@ -150,26 +181,52 @@ class _Reader:
         return items[0]
 
     def _item(self) -> Tree:
-        sides, signs = [self._union()], []
+        parts = [self._relation()]
+        joints = set()
+        while self._peek() in _JOINED:
+            joints.add(self._next())
+            parts.append(self._relation())
+        if len(joints) > 1:
+            raise Unreadable("and beside or")
+        return (_JOINED[joints.pop()], *parts) if joints else parts[0]
+
+    def _relation(self) -> Tree:
+        signs: list[str] = []
+        sides: list[Tree] = []
+        if self._accept("\\approx"):
+            return self._union()
+        sides.append(self._union())
+        if self._accept(":"):
+            return self._ratio(sides[0])
         while self._peek() in _RELATIONS:
             signs.append(self._next())
             sides.append(self._union())
+            if len(sides) > MAX_CHAIN:
+                raise Unreadable("a long chain of relations")
         if not signs:
             return sides[0]
+        if set(signs) <= {"=", "\\approx"}:
+            return _equation(signs, sides)
         if len(signs) == 1:
             return relation(signs[0], sides[0], sides[1])
-        if len(signs) == 2 and sides[1][0] == "symbol":
-            return _between(signs, sides)
+        if len(signs) == 2 and ({*signs} <= {"<", "\\leq"} or {*signs} <= {">", "\\geq"}):
+            return ("intersection", relation(signs[0], *sides[:2]), relation(signs[1], *sides[1:]))
         raise Unreadable("a chain of relations")
 
+    def _ratio(self, left: Tree) -> Tree:
+        """`3:4` is 3/4; two digits behind the colon may be minutes."""
+        if self._peek().isdecimal() and self._peek(1).isdecimal() and not self._peek(2).isdecimal():
+            raise Unreadable("a time, or a ratio")
+        return _quotient(left, self._union())
+
     def _union(self) -> Tree:
-        first = self._sum()
-        if self._peek() != "\\cup":
-            return first
-        parts = [first]
-        while self._accept("\\cup"):
-            parts.append(self._sum())
-        return ("set", *(item for part in parts for item in items_of(part)))
+        parts = self._sum()
+        while self._peek() in _SET_OPERATIONS:
+            operation = _SET_OPERATIONS[self._next()]
+            more = self._sum()
+            same = parts[0] == operation != "difference"
+            parts = (*parts, more) if same else (operation, parts, more)
+        return parts
 
     def _sum(self) -> Tree:
         terms = [self._signed_product()]
@@ -185,16 +242,28 @@ class _Reader:
         return _negative(product) if negative else product
 
     def _product(self) -> Tree:
-        factors = [self._power_or_mixed()]
+        """Factors, with at most one unit before or behind them; two units, as in `3 cm * 4 cm`, are left out."""
+        units = [self._next()] if self._peek().startswith("\\unit{") else []
+        factors = [self._power_or_mixed() if not units else self._signed_power()]
         while True:
             if self._accept("*"):
                 factors.append(self._signed_power())
             elif self._accept("/"):
                 factors.append(("power", self._signed_power(), MINUS_ONE))
-            elif self._starts_atom() and not self._peek().isdecimal():
+            elif self._peek().startswith("\\unit{"):
+                units.append(self._next())
+                if self._peek().startswith("\\unit{"):
+                    raise Unreadable("two units in a row")
+            elif self._starts_atom() and (not self._peek().isdecimal() or self._tokens[self._place - 1] == "!"):
+                if self._peek() == "{" and self._peek(1).isdecimal() and self._tokens[self._place - 1] == "}":
+                    raise Unreadable("two groups of digits in a row")
                 factors.append(self._power_or_mixed())
             else:
-                return factors[0] if len(factors) == 1 else ("multiply", *factors)
+                break
+        if len(factors) + len(units) > 1 and any(factor[0] == "text" for factor in factors):
+            raise Unreadable("words beside a value")
+        product = factors[0] if len(factors) == 1 else ("multiply", *factors)
+        return ("quantity", product, units[0][6:-1]) if len(units) == 1 else product
 
     def _signed_power(self) -> Tree:
         negative = False
@@ -224,7 +293,7 @@ class _Reader:
     def _power(self) -> Tree:
         base = self._atom()
         if self._accept("!"):
-            base = ("function", "factorial", base)
+            base = ("function", "double factorial" if self._accept("!") else "factorial", base)
         if self._accept("^"):
             base = ("power", base, self._argument(whole_number=True))
         return base
@@ -246,8 +315,10 @@ class _Reader:
         token = self._peek()
         if token == "|":
             return self._bars == 0
+        if token == "d" and self._integrals and self._peek(1).isalpha():
+            return False
         if token.startswith("\\"):
-            return token not in _NO_ATOM and not token.startswith("\\end")
+            return token not in _NO_ATOM and not token.startswith(("\\end", "\\unit"))
         return token == "." or token in _CLOSING or token.isalnum()
 
     def _atom(self) -> Tree:
@@ -286,20 +357,36 @@ class _Reader:
             return ("function", "binomial", chosen_from, self._argument())
         if name == "sqrt":
             return self._root()
-        if name in _FUNCTIONS:
+        if name in _BOUND:
+            with self._deeper():
+                return self._bound(_BOUND[name])
+        if name in FUNCTIONS:
             return self._function(name)
         if name in ("pi", "infty", "infinity"):
             return ("constant", "pi" if name == "pi" else "infinity")
         if name == "emptyset":
             return ("symbol", "\\emptyset")
-        if name in _GREEK or (len(name) == 1 and name.isalpha()):
+        if name in ("angle", "triangle", "overline"):
+            return ("symbol", f"\\{name} {self._subscript() if self._peek() == '{' else self._letters()}")
+        if name in GREEK or (len(name) == 1 and name.isalpha()):
             return self._letter(name)
         raise Unreadable(f"unknown {name!r}")
 
     def _letter(self, name: str) -> Tree:
+        while self._accept("'"):
+            name += "'"
         if self._accept("_"):
             return ("symbol", f"{name}_{self._subscript()}")
         return ("constant", name) if name in ("e", "i") else ("symbol", name)
+
+    def _letters(self) -> str:
+        """The letters that name an angle or a triangle."""
+        letters = ""
+        while len(self._peek()) == 1 and self._peek().isalpha():
+            letters += self._next()
+        if not letters:
+            raise Unreadable("no letters")
+        return letters
 
     def _subscript(self) -> str:
         if not self._accept("{"):
@@ -325,9 +412,9 @@ class _Reader:
         if not self._accept("."):
             return _number(whole)
         places = self._digits() if self._peek().isdecimal() else ""
-        if not whole + places:
+        if not whole + places and self._peek() != "\\overline":
             raise Unreadable("a lone decimal point")
-        value = Fraction(int(whole + places), 10 ** len(places))
+        value = Fraction(int(whole + places or "0"), 10 ** len(places))
         if self._accept("\\overline"):
             self._expect("{")
             cycle = self._digits()
@@ -336,15 +423,72 @@ class _Reader:
         return ("number", value)
 
     def _bracketed(self, opening: str) -> Tree:
+        if opening == "\\{":
+            if self._accept("\\}"):
+                return ("symbol", "\\emptyset")
+            if self._at_builder():
+                return self._builder()
         items = self._items()
+        if opening == "{" and len(items) == 1 and self._peek() in ("\\choose", "\\over"):
+            command = self._next()
+            below = self._single()
+            self._expect("}")
+            return _quotient(items[0], below) if command == "\\over" else ("function", "binomial", items[0], below)
         closing = self._next()
         if closing not in _CLOSING[opening]:
             raise Unreadable(f"{opening!r} closed by {closing!r}")
         if opening in ("{", "\\{"):
-            return items[0] if len(items) == 1 else ("set", *(part for item in items for part in items_of(item)))
-        if len(items) == 1 and opening + closing == "()":
+            return items[0] if len(items) == 1 else ("set", *items)
+        if len(items) == 1 and (opening + closing == "()" or items[0][0] == "matrix"):
             return items[0]
+        if opening == "\\langle":
+            opening, closing = "(", ")"  # a vector
         return ("tuple", opening, closing, *items)
+
+    def _at_builder(self) -> bool:
+        r"""Whether `x |`, `x :` or `x \in \mathbb{R} |` comes next."""
+        ahead = 3 if self._peek(1) == "\\in" and self._peek(2).startswith("\\mathbb") else 1
+        return self._peek().isalpha() and self._peek(ahead) in ("|", ":")
+
+    def _builder(self) -> Tree:
+        r"""`\{x : conditions\}`: the conditions, all of which hold."""
+        letter = self._next()
+        sets = [self._atom()] if self._accept("\\in") else []
+        self._next()
+        conditions = self._items()
+        self._expect("\\}")
+        if any(letter not in names(condition) for condition in conditions):
+            raise Unreadable("a condition on something else")
+        parts = [*(one for one in sets if one != ("symbol", "\\mathbbR")), *conditions]
+        return parts[0] if len(parts) == 1 else ("intersection", *parts)
+
+    def _bound(self, kind: str) -> Tree:
+        r"""`\sum_{k=1}^{n} k`, `\prod`, `\int_0^1 x dx`, `\lim_{n\to\infty} 1/n`; the letter gets a name of its own."""
+        self._expect("_")
+        if kind == "integral":
+            low = self._argument()
+            self._expect("^")
+            high = self._argument()
+            self._integrals += 1
+            body = self._sum()
+            self._integrals -= 1
+            self._expect("d")
+            name = self._letters()
+            bounds = [low, high]
+        else:
+            self._expect("{")
+            name = self._next()
+            self._expect("\\to" if kind == "limit" else "=")
+            bounds = [self._sum()]
+            self._expect("}")
+            if kind != "limit":
+                self._expect("^")
+                bounds.append(self._argument(whole_number=True))
+            body = self._product()
+        if len(name) != 1 or not name.isalpha():
+            raise Unreadable(f"bound by {name!r}")
+        own = f"#{self._depth}"
+        return ("bound", kind, own, *bounds, _renamed(body, name, own))
 
     def _root(self) -> Tree:
         degree: Tree = ("number", Fraction(2))
@@ -354,18 +498,25 @@ class _Reader:
         return ("power", self._argument(whole_number=True), _quotient(("number", Fraction(1)), degree))
 
     def _function(self, name: str) -> Tree:
-        r"""`\sin x`, `\sin 2x`, `\sin(x)`, `\sin^2 x`, `\sin^{-1} x`, `\log_2 x`."""
+        r"""`\sin x`, `\sin 2x`, `\sin^2 x`, `\sin(x)^2`, `\sin^{-1} x`, `\log_2 x`, `\sin 30\unit{degree}`."""
         base = self._argument() if name == "log" and self._accept("_") else ("number", Fraction(10))
         exponent = self._argument(whole_number=True) if self._accept("^") else None
         if exponent == MINUS_ONE and name in ("sin", "cos", "tan"):
             name, exponent = f"arc{name}", None
         self._accept(" ")
         with self._deeper():
-            factors = [self._power()]
+            if self._peek() in ("(", "[") and exponent is None:
+                factors = [self._atom()]
+                if self._accept("^"):
+                    exponent = self._argument(whole_number=True)
+            else:
+                factors = [self._power()]
             if factors[0][0] == "number":
-                while self._starts_atom() and self._peek().removeprefix("\\") not in _FUNCTIONS | {"frac"}:
+                while self._starts_atom() and self._peek().removeprefix("\\") not in FUNCTIONS | {"frac"}:
                     factors.append(self._power())
         argument = factors[0] if len(factors) == 1 else ("multiply", *factors)
+        if self._peek().startswith("\\unit{"):
+            argument = ("quantity", argument, self._next()[6:-1])
         value = ("function", name, argument, base) if name == "log" else ("function", name, argument)
         return value if exponent is None else ("power", value, exponent)
 
@@ -389,7 +540,7 @@ class _Reader:
 
 def _split_letters(part: str) -> list[str]:
     """A run of letters is a name the grammar knows, or a product of at most three letters."""
-    if not part.isalpha() or len(part) == 1 or part in _FUNCTIONS or part in ("sqrt", "pi", "infinity", "infty"):
+    if not part.isalpha() or len(part) == 1 or part in FUNCTIONS or part in ("sqrt", "pi", "infinity", "infty"):
         return [part]
     if len(part) > _WORD_LENGTH or not part.isascii():
         raise Unreadable(f"the word {part!r}")
@@ -415,29 +566,44 @@ def _words(words: str) -> Tree:
 
 
 def relation(sign: str, left: Tree, right: Tree) -> Tree:
-    r"""A relation in one form: `x \in S` is S, and a bound of one symbol is the interval it stands for.
+    r"""A relation in one form: `x \in S` is S, and the smaller side of an inequality is on the left.
 
     >>> relation(">", ("symbol", "x"), MINUS_ONE)
-    ('tuple', '(', ')', ('number', Fraction(-1, 1)), ('constant', 'infinity'))
+    ('relation', '<', ('number', Fraction(-1, 1)), ('symbol', 'x'))
     """
     if sign == "\\in":
         return right
-    if sign in ("=", "\\neq"):
-        return ("relation", sign, left, right)
     if sign in (">", "\\geq"):
-        sign, left, right = {">": "<", "\\geq": "\\leq"}[sign], right, left
-    if left[0] == "symbol":
-        return ("tuple", "(", ")" if sign == "<" else "]", _negative(INFINITY), right)
-    if right[0] == "symbol":
-        return ("tuple", "(" if sign == "<" else "[", ")", left, INFINITY)
+        return ("relation", {">": "<", "\\geq": "\\leq"}[sign], right, left)
     return ("relation", sign, left, right)
 
 
-def _between(signs: list[str], sides: list[Tree]) -> Tree:
-    """`a < x <= b` as an interval."""
-    if all(sign in (">", "\\geq") for sign in signs):
-        signs = [{">": "<", "\\geq": "\\leq"}[sign] for sign in reversed(signs)]
-        sides = sides[::-1]
-    if not all(sign in ("<", "\\leq") for sign in signs):
-        raise Unreadable("a chain of unlike relations")
-    return ("tuple", "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]", sides[0], sides[2])
+def _equation(signs: list[str], sides: list[Tree]) -> Tree:
+    r"""`a = b`, or `x = a = b`, all of which count; what follows an `\approx` counts only behind a bare name."""
+    exact = 1 + (signs + ["\\approx"]).index("\\approx")
+    if exact == 1 and sides[0][0] == "symbol":
+        exact = 2
+    return ("relation", "=", *sides[:exact]) if exact > 1 else sides[0]
+
+
+def names(tree: Tree) -> set[str]:
+    """The letters in a tree.
+
+    >>> sorted(names(read_answer("ax+2")))
+    ['a', 'x']
+    """
+    if tree[0] == "symbol":
+        return {tree[1]}
+    return set().union(*(names(part) for part in tree if isinstance(part, tuple)))
+
+
+def _renamed(tree: Tree, old: str, new: str) -> Tree:
+    """The tree with a letter renamed, also as the whole subscript of another."""
+    if tree == ("constant", old):  # the index i
+        return ("symbol", new)
+    if tree[0] == "symbol":
+        name, _, subscript = tree[1].partition("_")
+        if tree[1] == old:
+            return ("symbol", new)
+        return ("symbol", f"{name}_{new}") if subscript == old else tree
+    return tuple(_renamed(part, old, new) if isinstance(part, tuple) else part for part in tree)

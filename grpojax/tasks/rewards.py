@@ -23,7 +23,7 @@ class Answer:
     budget: int  # tokens an answer may have
     think_ids: tuple[int, int] | None = None  # of <think> and </think>; None where the tokenizer has none
     correct: bool = False  # the grader's verdict on the last box of the text
-    correct_or_number: bool = False  # its verdict on the last box, or else on the last number of the text
+    correct_or_number: bool = False  # its verdict on the last box, or else on the last number; only where a reward asks for it
 
     @property
     def extracted(self) -> str:
@@ -133,43 +133,51 @@ def reward_function(name: str) -> Callable[..., float | None]:
     return found
 
 
-def score_answers(
-    answers: Sequence[Answer],
-    names: Sequence[str],
-    grader: Grader,
-    *,
-    conditional: bool = False,
-    overlong_cache: float | None = None,
-) -> tuple[list[bool], dict[str, list[float]]]:
-    """The rewards of a batch of answers, position by position.
+def grade_answers(answers: Sequence[Answer], names: Sequence[str], grader: Grader) -> Callable[[], list[Answer]]:
+    """Starts grading, in the grader's own processes; what is returned waits for the answers with their verdicts.
 
     Args:
-      answers: `correct` and `correct_or_number` in them are filled in here.
+      names: the reward functions that will be asked: only some need a second verdict.
+    """
+    wanted = [(answer.extracted, answer.gold) for answer in answers]
+    numbered = "correct_or_number" in names
+    if numbered:
+        wanted += [(a.extracted or extract_answer(a.text, "last_number"), a.gold) for a in answers]
+    pending = grader.submit(wanted)
+
+    def wait() -> list[Answer]:
+        verdicts = pending.result()
+        seconds = verdicts[len(answers) :] if numbered else [False] * len(answers)
+        return [
+            dataclasses.replace(answer, correct=first, correct_or_number=second)
+            for answer, first, second in zip(answers, verdicts[: len(answers)], seconds, strict=True)
+        ]
+
+    return wait
+
+
+def score_answers(
+    answers: Sequence[Answer], names: Sequence[str], *, conditional: bool = False, overlong_cache: float | None = None
+) -> dict[str, list[float]]:
+    """The rewards of a batch of graded answers, position by position.
+
+    Args:
+      answers: as `grade_answers` gives them back.
       names: reward functions, see `reward_function`.
-      grader: compares the answers, within its limits.
       conditional: pay the format reward to correct answers only.
       overlong_cache: see `overlong`.
 
     Returns:
-      Whether each answer is correct, and for each name its rewards; NaN where it abstains.
+      For each name its rewards; NaN where it abstains.
 
     Raises:
       InputError: if a user's function raises or returns something else than a finite number or None; it names it.
     """
     functions = {name: reward_function(name) for name in names}
-    numbered = [answer.extracted or extract_answer(answer.text, "last_number") for answer in answers]
-    wanted = [(answer.extracted, answer.gold) for answer in answers]
-    if "correct_or_number" in functions:
-        wanted += [(number, answer.gold) for number, answer in zip(numbered, answers, strict=True)]
-    verdicts = grader.grade_many(wanted)
-    graded = [
-        dataclasses.replace(answer, correct=verdicts[i], correct_or_number=verdicts[i - len(answers)])
-        for i, answer in enumerate(answers)
-    ]
-    rewards = {name: [_reward(name, functions[name], answer, overlong_cache) for answer in graded] for name in names}
+    rewards = {name: [_reward(name, functions[name], answer, overlong_cache) for answer in answers] for name in names}
     if conditional:
-        rewards["format"] = [r * a.correct for r, a in zip(rewards["format"], graded, strict=True)]
-    return [answer.correct for answer in graded], rewards
+        rewards["format"] = [r * a.correct for r, a in zip(rewards["format"], answers, strict=True)]
+    return rewards
 
 
 def _reward(name: str, function: Callable[..., float | None], answer: Answer, overlong_cache: float | None) -> float:

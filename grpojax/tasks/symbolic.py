@@ -1,33 +1,29 @@
-"""The worker process of the grader: algebra with sympy on trees that were read by a closed grammar.
+"""Algebra with sympy on trees that were read by a closed grammar: what the rules of `equality.py` leave undecided."""
 
-`python -m grpojax.tasks.symbolic` reads a line of JSON for each pair, [seconds, left, right], both normalised, and
-writes one character: `=` the same, `!` not the same, `?` out of memory; `.` once, when it is ready. It ends with
-its input, and by an alarm of the operating system a second after a time limit.
-"""
-
-import json
-import resource
-import signal
-import sys
+from fractions import Fraction
 
 import sympy
 
-from grpojax.tasks.equality import Algebra, fold, same_answer
-from grpojax.tasks.latex import Tree, read_answer
-
-MAX_MEMORY = 1 << 30  # bytes of address space
+from grpojax.tasks.answers import canonical_answer
+from grpojax.tasks.equality import Algebra, same_text
+from grpojax.tasks.latex import Tree
 
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "infinity": sympy.oo}
 _FUNCTIONS = {
     "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc,
     "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "sinh": sympy.sinh, "cosh": sympy.cosh,
     "tanh": sympy.tanh, "ln": sympy.log, "log": sympy.log, "exp": sympy.exp, "factorial": sympy.factorial,
-    "binomial": sympy.binomial, "abs": sympy.Abs, "floor": sympy.floor, "ceiling": sympy.ceiling,
+    "double factorial": sympy.factorial2, "binomial": sympy.binomial, "abs": sympy.Abs, "floor": sympy.floor,
+    "ceiling": sympy.ceiling,
 }  # fmt: skip
+_NO_LETTERS: dict[str, sympy.Symbol] = {}
 
 
-def to_sympy(tree: Tree, positive: bool = True) -> sympy.Expr:
+def to_sympy(tree: Tree, positive: bool = True, bound: dict[str, sympy.Symbol] = _NO_LETTERS) -> sympy.Expr:
     """The expression of a folded tree; letters stand for positive numbers, inside | | for real ones.
+
+    Args:
+      bound: the letters of the sums, integrals and limits around it.
 
     Raises:
       ValueError: for a tree that is no value, such as a tuple inside a sum.
@@ -38,14 +34,46 @@ def to_sympy(tree: Tree, positive: bool = True) -> sympy.Expr:
     if kind == "constant":
         return _CONSTANTS[parts[0]]
     if kind == "symbol":
-        return sympy.Symbol(parts[0], positive=True) if positive else sympy.Symbol(parts[0], real=True)
+        return _symbol(parts[0], positive, bound)
+    if kind == "bound":
+        return _bound(parts, positive, bound)
     if kind == "function":
         positive = positive and parts[0] != "abs"
-        return _FUNCTIONS[parts[0]](*(to_sympy(part, positive) for part in parts[1:]))
+        return _FUNCTIONS[parts[0]](*(to_sympy(part, positive, bound) for part in parts[1:]))
+    if kind == "power" and parts[0][0] == parts[1][0] == "number" and parts[0][1] < 0 and _is_odd_root(parts[1][1]):
+        return -to_sympy(("power", ("number", -parts[0][1]), parts[1]))  # the real root
     if kind not in ("add", "multiply", "power"):
         raise ValueError(f"a {kind} is no value")
     operation = {"add": sympy.Add, "multiply": sympy.Mul, "power": sympy.Pow}[kind]
-    return operation(*(to_sympy(part, positive) for part in parts))
+    return operation(*(to_sympy(part, positive, bound) for part in parts))
+
+
+def _is_odd_root(exponent: Fraction) -> bool:
+    return exponent.denominator > 1 and exponent.numerator % 2 == exponent.denominator % 2 == 1
+
+
+def _symbol(name: str, positive: bool, bound: dict[str, sympy.Symbol]) -> sympy.Expr:
+    """A letter; one with a bound subscript, `a_k` under a sum over k, is a function of it."""
+    if name in bound:
+        return bound[name]
+    head, _, subscript = name.partition("_")
+    if subscript in bound:
+        return sympy.Function(head)(bound[subscript])
+    return sympy.Symbol(name, positive=True) if positive else sympy.Symbol(name, real=True)
+
+
+def _bound(parts: list, positive: bool, bound: dict[str, sympy.Symbol]) -> sympy.Expr:
+    """The value of a sum, a product, an integral or a limit, worked out where sympy can."""
+    kind, name, *bounds, body = parts
+    whole = kind in ("sum", "product")
+    letter = sympy.Dummy(name, integer=True) if whole else sympy.Dummy(name, real=True)
+    inside = to_sympy(body, positive, {**bound, name: letter})
+    ends = [to_sympy(end, positive, bound) for end in bounds]
+    if kind == "limit":
+        return sympy.limit(inside, letter, *ends)
+    return {"sum": sympy.Sum, "product": sympy.Product, "integral": sympy.Integral}[kind](
+        inside, (letter, *ends)
+    ).doit()
 
 
 def same_value(left: Tree, right: Tree) -> bool:
@@ -53,12 +81,37 @@ def same_value(left: Tree, right: Tree) -> bool:
     one, other = to_sympy(left), to_sympy(right)
     if one == other:
         return True
-    difference = one - other
     if _differ_at_a_point(one, other):
         return False
-    if sympy.expand(difference) == 0 or sympy.simplify(difference) == 0:
+    difference = one - other
+    if any(rewrite(difference) == 0 for rewrite in _REWRITES):
         return True
     return bool(difference.is_algebraic) and sympy.minimal_polynomial(difference, sympy.Dummy("t")).is_Symbol
+
+
+_REWRITES = (
+    sympy.expand,
+    lambda value: sympy.expand(sympy.expand_log(sympy.powsimp(value))),
+    sympy.simplify,
+    lambda value: sympy.simplify(sympy.expand_func(value)),
+    lambda value: sympy.simplify(sympy.combsimp(value)),
+    lambda value: sympy.simplify(
+        value.replace(lambda part: part.is_Pow, lambda part: sympy.factor(part.base) ** part.exp)
+    ),
+    lambda value: sympy.simplify(sympy.expand_trig(value)),
+    lambda value: sympy.expand(sympy.radsimp(value)),
+)
+
+
+def order(left: Tree, right: Tree) -> int | None:
+    """-1, 0 or 1 as the first value is below, equal to or above the second; None where that depends on letters."""
+    if left == right or same_value(left, right):
+        return 0
+    difference = to_sympy(left) - to_sympy(right)
+    if difference.free_symbols:
+        return -1 if difference.is_negative else 1 if difference.is_positive else None
+    digits = sympy.N(difference, 20)
+    return None if not digits.is_Float or abs(digits) < 1e-15 else -1 if digits < 0 else 1
 
 
 def same_relation(left: Tree, right: Tree) -> bool:
@@ -82,32 +135,14 @@ def _differ_at_a_point(one: sympy.Expr, other: sympy.Expr) -> bool:
     return bool(gap > 1e-12 * max(sizes))
 
 
-ALGEBRA = Algebra(same_value, same_relation)
+ALGEBRA = Algebra(same_value, order, same_relation)
 
 
-def verdict(left: str, right: str) -> str:
-    """`=`, `!` or `?` for a pair of normalised answers; what sympy cannot work out is not the same."""
+def verdict(answer: str, gold: str) -> str:
+    """`=`, `!` or `?` (too large) for a pair of raw answers; what sympy cannot work out is not the same."""
     try:
-        return "=" if same_answer(fold(read_answer(left)), fold(read_answer(right)), ALGEBRA) else "!"
+        return "=" if same_text(canonical_answer(answer), canonical_answer(gold), ALGEBRA) else "!"
     except MemoryError:
         return "?"
     except Exception:  # noqa: BLE001 - sympy raises anything
         return "!"
-
-
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    verdict("\\sqrt{x^{2}+2x}+\\sqrt2", "\\sqrt{(x+2)x}+\\frac{2}{\\sqrt2}")  # loads what sympy loads late
-    sys.stdout.write(".")
-    sys.stdout.flush()
-    for line in sys.stdin:
-        seconds, left, right = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)
-        answer = verdict(left, right)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.stdout.write(answer)
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

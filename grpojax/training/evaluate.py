@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from grpojax.tasks.answers import extract_answer
 from grpojax.tasks.grading import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
-from grpojax.training.rollout import check_context, make_rollouts
+from grpojax.training.rollout import Rollouts, check_context, start_rollouts
 from grpojax.training.sampling import GREEDY, Sampler
 
 CACHE_BYTES = 2**31
@@ -119,20 +119,24 @@ def answer_problems(
     keys = jax.vmap(jax.random.fold_in, (None, 0))
     root = jax.random.key(seed, impl="threefry2x32")  # named, so that a default elsewhere cannot change the samples
     size = (batch_size or _fitting_batch(policy, max(lengths) + max_new_tokens)) // num_samples
-    for index in _batches(lengths, size):
-        new = [i for i in dict.fromkeys(index) if i not in done]
-        if new:
-            rollouts = make_rollouts(
-                policy, params, [prompts[i] for i in index], keys(root, jnp.asarray(index)), sampler,
-                num_samples, max_new_tokens,
-            )  # fmt: skip
-            places = [range(at * num_samples, (at + 1) * num_samples) for at in (index.index(i) for i in new)]
-            texts = [[policy.tokenizer.decode(rollouts.answer_ids(at)) for at in group] for group in places]
-            graded = _grade(texts, [problems[i].answer for i in new], grader)
-            for i, group, columns in zip(new, places, graded, strict=True):
-                columns["length"] = [int(rollouts.answer_lens[at]) for at in group]
-                columns["truncated"] = [bool(rollouts.truncated[at]) for at in group]
-                yield _row(i, problems[i], columns)
+    batches = [(index, [i for i in dict.fromkeys(index) if i not in done]) for index in _batches(lengths, size)]
+    batches = [(index, new) for index, new in batches if new]
+
+    def start(index: list[int]) -> Callable[[], Rollouts]:
+        own_keys = keys(root, jnp.asarray(index))
+        return start_rollouts(policy, params, [prompts[i] for i in index], own_keys, sampler, num_samples, max_new_tokens)
+
+    wait = start(batches[0][0]) if batches else None
+    for at, (index, new) in enumerate(batches):
+        rollouts = wait()
+        wait = start(batches[at + 1][0]) if at + 1 < len(batches) else None  # made while these answers are graded
+        places = [range(at * num_samples, (at + 1) * num_samples) for at in (index.index(i) for i in new)]
+        texts = [[policy.tokenizer.decode(rollouts.answer_ids(at)) for at in group] for group in places]
+        graded = _grade(texts, [problems[i].answer for i in new], grader)
+        for i, group, columns in zip(new, places, graded, strict=True):
+            columns["length"] = [int(rollouts.answer_lens[at]) for at in group]
+            columns["truncated"] = [bool(rollouts.truncated[at]) for at in group]
+            yield _row(i, problems[i], columns)
 
 
 def _fitting_batch(policy: Policy, slots: int) -> int:

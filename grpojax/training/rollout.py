@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,23 @@ def make_rollouts(
     Raises:
       InputError: if a prompt and its answer do not fit the model's context.
     """
+    return start_rollouts(
+        policy, params, prompt_ids, key, sampler, num_rollouts, max_new_tokens, keep_mask, score_temperature
+    )()
+
+
+def start_rollouts(
+    policy: Policy,
+    params: Params,
+    prompt_ids: list[list[int]],
+    key: Array,
+    sampler: Sampler,
+    num_rollouts: int,
+    max_new_tokens: int,
+    keep_mask: bool = False,
+    score_temperature: float | None = None,
+) -> Callable[[], Rollouts]:
+    """`make_rollouts` in two parts: the device starts on them now, and what is returned waits for them when it is called."""
     check_context(policy, max(map(len, prompt_ids)), max_new_tokens)
     prompts, lengths = pad_prompts(prompt_ids)
     out = generate(
@@ -99,7 +117,7 @@ def make_rollouts(
         stop_ids=policy.tokenizer.stop_ids, known_ids=policy.tokenizer.size,
         keep_mask=keep_mask, score_temperature=score_temperature,
     )  # fmt: skip
-    return Rollouts(prompts, lengths, **jax.device_get(out))
+    return lambda: Rollouts(prompts, lengths, **jax.device_get(out))
 
 
 def concat_rollouts(parts: list[Rollouts]) -> Rollouts:

@@ -19,7 +19,7 @@ from grpojax.records import Sample, StepRecord, reward_column
 from grpojax.tasks.grading import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
-from grpojax.tasks.rewards import Answer, score_answers
+from grpojax.tasks.rewards import Answer, grade_answers, score_answers
 from grpojax.training.rollout import Rollouts, concat_rollouts, generate, make_rollouts
 from grpojax.training.update import Batch, fitting_micro_batch, init_optimizer, make_batch, make_optimizer, score, update
 from grpojax.variants import Variant, variant_advantages
@@ -136,15 +136,15 @@ def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRec
     start = time.perf_counter()
     clock, drawn = {"rollout_seconds": 0.0, "update_seconds": 0.0}, _Drawn()
     params, opt_state, last = state.params, state.opt_state, {}
-    groups, batch, used, carried = None, None, state.problems_used, ()
+    groups, batch, used, carried, scores = None, None, state.problems_used, (), {}
     for epoch in range(variant.inner_epochs):
         epoch_key = jax.random.fold_in(key, epoch)
         if groups is None or variant.rollout_reuse == "fresh":
             with _timed(clock, "rollout_seconds"):
                 if groups is None:
-                    groups, used, carried = _draw_groups(run, state, epoch_key, drawn)
+                    groups, used, carried, scores = _draw_groups(run, state, epoch_key, drawn)
                 else:  # the same problems again
-                    groups = _sample_and_grade(run, state.params, _problems_again(groups, run.problems), epoch_key)
+                    groups, scores = _sample_and_grade(run, state, _problems_again(groups, run.problems), epoch_key)
                     drawn.add(groups)
                 groups, advantages = _with_advantages(variant, groups)
             batch = None
@@ -153,7 +153,7 @@ def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRec
             continue
         with _timed(clock, "update_seconds"):
             if batch is None:
-                batch, gap = _batch_of(run, state, groups, advantages)
+                batch, gap = _batch_of(run, state, groups, advantages, scores)
             each = []
             for part in _minibatches(config, batch, jax.random.fold_in(epoch_key, _SHUFFLE)):
                 micro_batch = config.micro_batch or fitting_micro_batch(run.policy.config, *part.tokens.shape)
@@ -179,29 +179,29 @@ _SHUFFLE, _ROUND = 2**30, 2**31
 
 def _draw_groups(
     run: _Run, state: TrainState, key: Array, drawn: _Drawn
-) -> tuple[list[Group], int, tuple[Group, ...]]:
-    """The groups of a step, the problems used so far, and the groups left over.
+) -> tuple[list[Group], int, tuple[Group, ...], dict[str, Array]]:
+    """The groups of a step, the problems used so far, the groups left over, and the scores of the groups if known.
 
     With dynamic sampling, rounds of prompts are drawn until enough groups disagree on their reward. What is too much is
     left for the next step; if too few are found, groups without signal fill the step, so that its size stays the same.
     """
     count, used = run.config.prompts_per_step, state.problems_used
     if not run.variant.dynamic_sampling:
-        groups = _sample_and_grade(run, state.params, _problems_from(run.problems, used, count), key)
+        groups, scores = _sample_and_grade(run, state, _problems_from(run.problems, used, count), key)
         drawn.add(groups)
-        return groups, used + count, ()
+        return groups, used + count, (), scores
     found, silent = list(state.carried), []
     for round_ in range(run.variant.dynamic_sampling):
         if len(found) >= count:
             break
         round_key = key if round_ == 0 else jax.random.fold_in(key, _ROUND + round_)
-        groups = _sample_and_grade(run, state.params, _problems_from(run.problems, used, count), round_key)
+        groups, _ = _sample_and_grade(run, state, _problems_from(run.problems, used, count), round_key)
         drawn.add(groups)
         used += count
         for group in groups:
             (found if _has_signal(run.variant, group) else silent).append(group)
     found, left = found[:count], tuple(found[count:])
-    return found + silent[: count - len(found)], used, left
+    return found + silent[: count - len(found)], used, left, {}
 
 
 def _problems_from(problems: Sequence[Problem], start: int, count: int) -> list[Problem]:
@@ -220,12 +220,17 @@ def _has_signal(variant: Variant, group: Group) -> bool:
     return bool(np.any(variant_advantages(variant, group.rewards[:, None])))
 
 
-def _sample_and_grade(run: _Run, params: Params, problems: list[Problem], key: Array) -> list[Group]:
-    """Fresh rollouts of the problems and their rewards."""
+def _sample_and_grade(
+    run: _Run, state: TrainState, problems: list[Problem], key: Array
+) -> tuple[list[Group], dict[str, Array]]:
+    """Fresh rollouts of the problems and their rewards; and what `_scores` made of them while they were graded.
+
+    With dynamic sampling it is not known yet which groups will be needed, and nothing is scored.
+    """
     config, variant, tokenizer = run.config, run.variant, run.policy.tokenizer
     prompts = [tokenizer.prompt_ids(render_prompt(p.text, run.template), config.thinking) for p in problems]
     rollouts = make_rollouts(
-        run.policy, params, prompts, key, config.make_sampler(), config.num_rollouts, config.max_new_tokens,
+        run.policy, state.params, prompts, key, config.make_sampler(), config.num_rollouts, config.max_new_tokens,
         variant.keep_sampling_mask, variant.numbers.get("score_temperature"),
     )  # fmt: skip
     asked = [p for p in problems for _ in range(config.num_rollouts)]
@@ -238,15 +243,18 @@ def _sample_and_grade(run: _Run, params: Params, problems: list[Problem], key: A
                 truncated=bool(rollouts.truncated[i]), budget=config.max_new_tokens, think_ids=tokenizer.think_ids,
             )  # fmt: skip
         )
-    correct, rewards = score_answers(
-        answers, list(variant.rewards), run.grader,
+    wait = grade_answers(answers, list(variant.rewards), run.grader)
+    scores = {} if variant.dynamic_sampling else _scores(run, state, make_batch(rollouts, np.zeros(len(answers))))
+    answers = wait()
+    rewards = score_answers(
+        answers, list(variant.rewards),
         conditional=variant.conditional_reward, overlong_cache=variant.numbers.get("overlong_cache"),
     )  # fmt: skip
     table = np.array(list(rewards.values())).reshape(len(rewards), len(problems), config.num_rollouts)
     totals = np.asarray(total_reward(table, np.array(list(variant.rewards.values())))).reshape(-1)
     samples = [
         Sample(
-            problem=answer.problem, gold=answer.gold, text=answer.text, extracted=answer.extracted, correct=correct[i],
+            problem=answer.problem, gold=answer.gold, text=answer.text, extracted=answer.extracted, correct=answer.correct,
             rewards={name: _or_none(values[i]) for name, values in rewards.items()}, reward=_or_none(totals[i]),
             advantage=0.0, length=len(answer.token_ids), truncated=answer.truncated,
         )  # fmt: skip
@@ -256,7 +264,7 @@ def _sample_and_grade(run: _Run, params: Params, problems: list[Problem], key: A
     return [
         Group(rollouts.group(p), samples[p * size : (p + 1) * size], table[:, p], problem.domain)
         for p, problem in enumerate(problems)
-    ]
+    ], scores
 
 
 def _with_advantages(variant: Variant, groups: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
@@ -272,27 +280,38 @@ def _with_advantages(variant: Variant, groups: Sequence[Group]) -> tuple[list[Gr
     return told, advantages
 
 
-def _batch_of(
-    run: _Run, state: TrainState, groups: Sequence[Group], advantages: np.ndarray
-) -> tuple[Batch, dict[str, float]]:
-    """The batch of an update, with every log-prob the variant compares with, and the gap of trainer and sampler if known."""
+def _scores(run: _Run, state: TrainState, batch: Batch) -> dict[str, Array]:
+    """The log-probs that the variant compares with and the sampler has not recorded, [B, N] each; the device has only begun."""
     variant, config = run.variant, run.policy.config
-    temperature = variant.numbers.get("score_temperature")
-    batch = make_batch(concat_rollouts([group.rollouts for group in groups]), advantages, variant.mask_truncated)
-    gap = {}
+    temperature, scores = variant.numbers.get("score_temperature"), {}
     if config.compute_dtype != "float32" or {"tis_cap", "sequence_mask_cap"} & set(variant.numbers):
         # In bfloat16 the cached decode and the full pass round differently; the ratio must compare like with like.
         # Carried groups are scored under today's weights, which sampled all the others: their gap is a safeguard's too.
-        old_logps = score(config, state.params, batch, temperature)
-        gap = {"logp_gap": float(np.max(np.abs(old_logps - batch.old_logps) * batch.mask))}
-        batch = dataclasses.replace(batch, sampler_logps=batch.old_logps, old_logps=np.asarray(old_logps))
+        scores["old_logps"] = score(config, state.params, batch, temperature)
     if "kl_coeff" in variant.numbers:
         reference = run.policy.params if state.reference is None else state.reference
-        batch = dataclasses.replace(batch, ref_logps=score(config, reference, batch, temperature))
-        if variant.kl_domains:
-            scale = [variant.kl_domains.get(group.domain, 1.0) for group in groups for _ in group.samples]
-            batch = dataclasses.replace(batch, kl_scale=np.array(scale, np.float32))
-    return batch, gap
+        scores["ref_logps"] = score(config, reference, batch, temperature)
+    return scores
+
+
+def _batch_of(
+    run: _Run, state: TrainState, groups: Sequence[Group], advantages: np.ndarray, scores: dict[str, Array]
+) -> tuple[Batch, dict[str, float]]:
+    """The batch of an update, with every log-prob the variant compares with, and the gap of trainer and sampler if known."""
+    variant = run.variant
+    batch = make_batch(concat_rollouts([group.rollouts for group in groups]), advantages)
+    scores = jax.device_get(scores or _scores(run, state, batch))
+    gap = {}
+    if "old_logps" in scores:
+        gap = {"logp_gap": float(np.max(np.abs(scores["old_logps"] - batch.old_logps) * batch.mask))}
+        batch = dataclasses.replace(batch, sampler_logps=batch.old_logps)
+    if "kl_coeff" in variant.numbers and variant.kl_domains:
+        scale = [variant.kl_domains.get(group.domain, 1.0) for group in groups for _ in group.samples]
+        batch = dataclasses.replace(batch, kl_scale=np.array(scale, np.float32))
+    if variant.mask_truncated:
+        truncated = np.array([sample.truncated for group in groups for sample in group.samples])
+        batch = dataclasses.replace(batch, mask=batch.mask * ~truncated[:, None])
+    return dataclasses.replace(batch, **scores), gap
 
 
 def _or_none(value: float) -> float | None:

@@ -44,13 +44,12 @@ class Batch:
 jax.tree_util.register_dataclass(Batch)
 
 
-def make_batch(rollouts: Rollouts, advantages: np.ndarray, mask_truncated: bool = False) -> Batch:
+def make_batch(rollouts: Rollouts, advantages: np.ndarray) -> Batch:
     """Puts each answer behind its prompt; widths are buckets of the longest answer and of the prompts.
 
     Args:
       rollouts: P prompts with G answers each.
       advantages: [P, G].
-      mask_truncated: leave answers that the budget cut off out of the loss: their mask is 0 everywhere.
     """
     size = bucket(int(rollouts.answer_lens.max()))
     answers = _fit(rollouts.answers, size)
@@ -59,14 +58,11 @@ def make_batch(rollouts: Rollouts, advantages: np.ndarray, mask_truncated: bool 
     tokens = np.pad(prompts, ((0, 0), (0, size)))
     for row, length, answer in zip(tokens, lengths, answers, strict=True):
         row[length : length + size] = answer
-    mask = length_mask(rollouts.answer_lens, size)
-    if mask_truncated:
-        mask = mask * ~rollouts.truncated[:, None]
     return Batch(
         tokens=tokens,
         prompt_lens=lengths,
         targets=answers,
-        mask=mask,
+        mask=length_mask(rollouts.answer_lens, size),
         old_logps=_fit(rollouts.logps, size),
         advantages=np.asarray(advantages, np.float32).reshape(-1),
         keep=None if rollouts.keep is None else _fit(rollouts.keep, size, fill=0xFF),

@@ -87,13 +87,13 @@ def test_unknown_fallback():
         " ",
     ],
 )
-def test_a_million_characters_take_linear_time(unit):
-    text = unit * (1_000_000 // len(unit))
+def test_long_texts_take_linear_time(unit):
+    text = unit * (200_000 // len(unit))
     start = time.perf_counter()
     extract_answer(text, fallback="last_number")
     extract_answer(r"\boxed{" + text, fallback="last_number")
     normalize_answer(text)
-    assert time.perf_counter() - start < 30  # about 2 s; a quadratic pass would take hours
+    assert time.perf_counter() - start < 20  # about 0.5 s; one quadratic pass takes minutes
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,7 @@ def test_a_million_characters_take_linear_time(unit):
         ("90°", "90"),
         (r"\$32,\!348", "32348"),
         (r"11,\! 111,\! 111,\! 100", "11111111100"),
+        ("60, 120", "60, 120"),  # a list
         ("58,500", "58500"),
         (r"10\,080", "10080"),
         ("12,34", "12,34"),  # no thousands
@@ -121,6 +122,15 @@ def test_a_million_characters_take_linear_time(unit):
         (r"\pi r", r"\pi r"),
         ("3 or 4", "3,4"),
         ("7.", "7"),
+        ("**42**", "42"),
+        (r"\textbf{42 apples}", "42"),
+        ("42 apples", "42"),
+        ("1.5 million", "1.5*1000000"),
+        ("0.000073", "0.000073"),
+        ("7.3e-5", "7.3*10^{-5}"),
+        ("x>1 and x<5", r"x>1\land x<5"),  # of inequalities, both hold
+        ("52₈", "52_{8}"),
+        (r"(-\infty,1) U (5,\infty)", r"(-\infty,1)\cup(5,\infty)"),
     ],
 )
 def test_normal_form(text, normal):

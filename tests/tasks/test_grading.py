@@ -1,10 +1,8 @@
 """Which answers are the same. Every verdict is asked in both orders."""
 
-import json
-
 import pytest
 
-from grpojax.tasks.answers import normalize_answer
+from grpojax.tasks.answers import canonical_answer
 from grpojax.tasks.equality import fold
 from grpojax.tasks.grading import Grader
 from grpojax.tasks.latex import Unreadable, read_answer
@@ -180,9 +178,11 @@ def test_different(grader, answer, gold):
         "x = ",
         "a?b",
         r"\int_0^1 x",
-        r"\{x \mid x > 0\}",
+        r"\{n^2 : n > 0\}",
         "1 < 2 < 3 < 4",
-        "5!!",
+        "5!!!",
+        "{1}{3}",  # typeset as 13
+        "about 7",
         "6:30",
         "f(",
         r"\foo{3}",
@@ -192,7 +192,7 @@ def test_different(grader, answer, gold):
 )
 def test_what_cannot_be_read_equals_only_itself(grader, text):
     with pytest.raises(Unreadable):
-        fold(read_answer(normalize_answer(text)))
+        fold(read_answer(canonical_answer(text)))
     assert grader.grade(text, text)
     assert grader.grade(text, f" {text} ")
     assert not both_ways(grader, text, "0")
@@ -201,33 +201,3 @@ def test_what_cannot_be_read_equals_only_itself(grader, text):
 
 def test_grade_many_keeps_the_order(grader):
     assert grader.grade_many([("1", "1"), ("", "2"), (r"\sqrt4", "2"), ("x", "y")]) == [True, False, True, False]
-
-
-def test_every_math500_answer_equals_itself_and_is_mostly_read(grader, data_folder):
-    golds = [row["answer"] for row in json.loads((data_folder / "math500_test.json").read_text())]
-    assert all(grader.grade(gold, gold) for gold in golds)
-    unread = []
-    for gold in golds:
-        try:
-            tree = fold(read_answer(normalize_answer(gold)))
-        except Unreadable:
-            unread.append(gold)
-        else:
-            assert tree == fold(read_answer(normalize_answer(gold)))
-    assert unread == []  # the grammar covers them all
-
-
-def test_math500_answers_in_another_spelling(grader, data_folder):
-    """Doubling the braces and adding zero leaves the value alone and the text different, so that the reader decides."""
-    for row in json.loads((data_folder / "math500_test.json").read_text()):
-        gold = row["answer"]
-        if not any(mark in gold for mark in ("text", "mbox", "=", "in", "cup", "_", ",")):
-            assert both_ways(grader, f"0+{gold}", gold), gold
-            assert not both_ways(grader, f"1+{gold}", gold), gold
-
-
-def test_every_gsm8k_answer_equals_itself(grader, data_folder):
-    for name in ("train", "test"):
-        for line in (data_folder / "gsm8k" / f"{name}.jsonl").read_text().splitlines():
-            gold = json.loads(line)["answer"].rpartition("####")[2].strip()
-            assert both_ways(grader, gold, gold.replace(",", "") + ".0")

@@ -1,4 +1,4 @@
-"""Hostile answers: each is wrong, in time, from any thread, and nothing of them is ever run or left behind."""
+"""Limits of size and time, and the worker processes: counted, replaced, and ended with their owner."""
 
 import os
 import subprocess
@@ -40,62 +40,6 @@ TOO_LARGE = [
     "x^" + "-" * 500 + "1",
     ",".join("123456789" * 20),
 ]
-SLOW = [
-    r"((x+1)^{9999})^{9999}",
-    r"(((\sqrt2)^{9999})^{9999})^{9999}",
-    r"\pi^{\pi^{\pi^{\pi^{\pi}}}}",
-    r"e^{e^{e^{e^{e^{e}}}}}",
-    r"(x+y+z)^{9999}-(z+y+x)^{9998}(x+y)-z",
-]
-CODE = [
-    "__import__('os').system('true')",
-    "getattr(x,'__class__')",
-    "x.__class__.__mro__",
-    "exit()",
-    "(lambda: 5)()",
-    "lambda: 5",
-    "eval('5')",
-    "open('/etc/passwd').read()",
-    "[5 for x in (1,)][0]",
-    "5 if 1 else 0",
-    "f'{5}'",
-    "x" + ".a" * 600,
-    "5;5",
-    "5\n5",
-    "print(5)",
-    "os.system",
-    "\\input{/etc/passwd}",
-    "\\write18{true}",
-    "5\x00",
-]
-ODD = [
-    "\U0001f600", "\u2460", "nan", "\\infty-\\infty", "0^{-1}", "1/(1-1)", "\\sqrt[0]{5}", "\\log 0", "\\log_1 5",
-    "\\tan(\\pi/2)", "\\pm" * 900, "<" * 1000, "1<" * 900 + "1", "a=b=" * 400, "\\cup" * 500, ",,,,", "()", "{}", "=5",
-    "=", "\\" * 1000, "%" * 1000, "x_" * 800, "x_{" * 500, "1" + " 1/2" * 400, "\\lfloor\\pi^{9999}\\rfloor",
-    "x!*" * 300 + "x!",
-]  # fmt: skip
-MILLION = [
-    unit * (10**6 // len(unit)) for unit in ("1", "(", "x", "1+", "{", r"\sqrt", r"\text{", "-", "|", " 5", "9^", ",")
-]
-
-
-@pytest.fixture(scope="module")
-def grader():
-    grader = Grader(time_limit=1.0)
-    assert grader.grade(r"\sqrt2\sqrt3", r"\sqrt6")  # the worker is up
-    yield grader
-    grader.close()
-
-
-@pytest.mark.parametrize("gold", ["5", r"\sqrt{5}+x"])
-def test_hostile_answers_are_wrong_in_time(grader, gold):
-    hostile = [*TOO_LARGE, *SLOW, *CODE, *ODD, *MILLION]
-    for answer in hostile:
-        start = time.perf_counter()
-        assert grader.grade(answer, gold) is False, answer[:60]
-        assert grader.grade(gold, answer) is False, answer[:60]
-        assert time.perf_counter() - start < 30, answer[:60]  # 1 s, and the start of a new worker on a busy machine
-    assert grader.grade(r"\sqrt2\sqrt3", r"\sqrt6")  # still at work
 
 
 @pytest.mark.parametrize("answer", TOO_LARGE)
@@ -112,9 +56,9 @@ def test_what_was_given_up_is_counted():
     assert grader.timeouts == 1
     assert not grader.grade("1" * 3000, "5")  # by length
     assert grader.timeouts == 2
-    assert not grader.grade(r"(((\sqrt2)^{9999})^{9999})^{9999}", "5")  # by time
+    assert not grader.grade(r"\int_0^9 x^{x^x} dx", "5")  # by time
     assert grader.timeouts == 3
-    assert not grader.grade("5", r"(((\sqrt2)^{9999})^{9999})^{9999}")  # remembered, in both orders
+    assert not grader.grade("5", r"\int_0^9 x^{x^x} dx")  # remembered, in both orders
     assert grader.timeouts == 3
     assert not grader.grade("4", "5")  # merely wrong
     assert not grader.grade("exit()", "5")  # merely unreadable
@@ -124,11 +68,12 @@ def test_what_was_given_up_is_counted():
 
 def test_a_worker_that_died_is_replaced():
     grader = Grader(time_limit=20.0)
-    assert grader.grade(r"\sqrt2\sqrt3", r"\sqrt6")
-    os.kill(grader._worker._process.pid, 9)
-    assert not grader.grade(r"\sqrt2\sqrt5", r"\sqrt{11}")  # this pair is given up
-    assert grader.timeouts == 1
-    assert grader.grade(r"\sqrt2\sqrt7", r"\sqrt{14}")
+    assert grader.grade(r"\sqrt[3]2\sqrt[3]3", r"\sqrt[3]6")
+    process = grader._pool._workers[0]._process
+    os.kill(process.pid, 9)
+    process.wait()
+    assert grader.grade(r"\sqrt[3]2\sqrt[3]7", r"\sqrt[3]{14}")
+    assert grader.timeouts == 0
     grader.close()
 
 
@@ -137,7 +82,7 @@ def test_many_threads_share_a_grader():
     verdicts: dict[int, list[bool]] = {}
 
     def work(thread: int) -> None:
-        pairs = [(rf"\sqrt{{{k * k * 3}}}", rf"{k}\sqrt3") for k in range(2, 8)] + [
+        pairs = [(rf"\sqrt[3]{{{k**3 * 3}}}", rf"{k}\sqrt[3]3") for k in range(2, 8)] + [
             ("0.5", "1/2"),
             (rf"\sqrt{thread + 2}", "x"),
         ]
@@ -175,7 +120,7 @@ def test_algebra_that_fails_or_runs_out_of_memory_is_an_answer(monkeypatch):
     def exhausted(*_):
         raise MemoryError
 
-    monkeypatch.setattr(symbolic, "same_answer", exhausted)
+    monkeypatch.setattr(symbolic, "same_text", exhausted)
     assert symbolic.verdict("x", "y") == "?"
 
 
@@ -184,10 +129,10 @@ import sys, threading
 import grpojax.tasks.rewards, grpojax.tasks.problems, grpojax.tasks.prompts
 from grpojax.tasks import grading
 assert not {"jax", "sympy", "numpy"} & set(sys.modules), "a light import"
-thread = threading.Thread(target=lambda: print(grading.grade(r"\sqrt8", r"2\sqrt2", 60.0)))
+thread = threading.Thread(target=lambda: print(grading.grade(r"\sqrt[3]{16}", r"2\sqrt[3]2", 60.0)))
 thread.start(); thread.join()
 assert "sympy" not in sys.modules, "algebra stays in the worker"
-print(grading._shared_grader(60.0)._worker._process.pid)
+print(grading._shared_grader(60.0)._pool._workers[0]._process.pid)
 """
 
 
@@ -220,6 +165,7 @@ def is_running(pid: int) -> bool:
 def test_a_worker_that_cannot_start_says_how_to_see_why(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(
-        RuntimeError, match=r"the grading process did not start; `/bin/true -m grpojax\.tasks\.symbolic` shows why"
+        RuntimeError,
+        match=r"the grading process did not start; `/bin/true -m grpojax\.tasks\.worker grpojax` shows why",
     ):
-        Grader().grade(r"\sqrt2\sqrt3", r"\sqrt6")
+        Grader().grade(r"\sqrt[3]2\sqrt[3]3", r"\sqrt[3]6")

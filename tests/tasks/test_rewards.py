@@ -12,6 +12,7 @@ from grpojax.tasks.rewards import (
     REWARDS,
     Answer,
     boxed,
+    grade_answers,
     overlong,
     repetition,
     reward_function,
@@ -27,6 +28,12 @@ def grader():
     grader = Grader()
     yield grader
     grader.close()
+
+
+def scored(answers, names, grader, **more):
+    """Verdicts and rewards of answers."""
+    graded = grade_answers(answers, names, grader)()
+    return [one.correct for one in graded], score_answers(graded, names, **more)
 
 
 def answer(text: str = "", gold: str = "", ids: tuple[int, ...] = (), budget: int = 100) -> Answer:
@@ -49,7 +56,7 @@ def answer(text: str = "", gold: str = "", ids: tuple[int, ...] = (), budget: in
     ],
 )
 def test_correctness(text, gold, reward, with_numbers, grader):
-    correct, rewards = score_answers([answer(text, gold)], ["correct", "correct_or_number"], grader)
+    correct, rewards = scored([answer(text, gold)], ["correct", "correct_or_number"], grader)
     assert correct == [bool(reward)]
     assert rewards == {"correct": [reward], "correct_or_number": [with_numbers]}
 
@@ -57,7 +64,7 @@ def test_correctness(text, gold, reward, with_numbers, grader):
 def test_the_box_of_the_prompt_earns_nothing(grader):
     # the prompt ends with a box of its own; what is graded is the generated text, which has none
     assert r"\boxed{}" in DEFAULT_TEMPLATE
-    assert score_answers([answer("the result is 12", "12")], ["correct", "boxed"], grader)[1] == {"correct": [0], "boxed": [0]}
+    assert scored([answer("the result is 12", "12")], ["correct", "boxed"], grader)[1] == {"correct": [0], "boxed": [0]}
 
 
 @pytest.mark.parametrize(
@@ -117,14 +124,14 @@ def test_repetition(text, reward):
 
 def test_the_overlong_cache_reaches_its_reward(grader):
     answers = [answer(ids=(5,) * 90)]
-    assert score_answers(answers, ["overlong"], grader)[1] == {"overlong": [-0.5]}
-    assert score_answers(answers, ["overlong"], grader, overlong_cache=40)[1] == {"overlong": [-0.75]}
+    assert scored(answers, ["overlong"], grader)[1] == {"overlong": [-0.5]}
+    assert scored(answers, ["overlong"], grader, overlong_cache=40)[1] == {"overlong": [-0.75]}
 
 
 def test_rewards_stay_at_the_place_of_their_answer(grader):
     texts = [r"\boxed{1}", "no idea", r"\boxed{3}", "", r"\boxed{5}"]
     answers = [answer(text, gold) for text, gold in zip(texts, "12345", strict=True)]
-    correct, rewards = score_answers(answers, ["boxed", "correct"], grader)
+    correct, rewards = scored(answers, ["boxed", "correct"], grader)
     assert correct == [True, False, True, False, True]
     assert rewards == {"boxed": [1, 0, 1, 0, 1], "correct": [1, 0, 1, 0, 1]}
 
@@ -132,9 +139,9 @@ def test_rewards_stay_at_the_place_of_their_answer(grader):
 def test_the_format_reward_on_condition(grader):
     texts, ids = [r"\boxed{2}", r"\boxed{2}", r"\boxed{3}", r"\boxed{3}"], [(OPEN, CLOSE), (CLOSE, OPEN), (OPEN, CLOSE), ()]
     answers = [answer(text, "2", own) for text, own in zip(texts, ids, strict=True)]
-    _, plain = score_answers(answers, ["correct", "format"], grader)
+    _, plain = scored(answers, ["correct", "format"], grader)
     assert plain == {"correct": [1, 1, 0, 0], "format": [1, 0, 1, 0]}
-    _, only_correct = score_answers(answers, ["correct", "format"], grader, conditional=True)
+    _, only_correct = scored(answers, ["correct", "format"], grader, conditional=True)
     assert only_correct == {"correct": [1, 1, 0, 0], "format": [1, 0, 0, 0]}
 
 
@@ -160,7 +167,7 @@ def own_module(tmp_path, monkeypatch):
 
 def test_a_function_of_the_user(own_module, grader):
     answers = [answer(r"\boxed{2}", "2", (1,) * 25), answer(r"\boxed{3}", "2", (1,) * 50)]
-    _, rewards = score_answers(answers, ["my_rewards:short", "my_rewards:only_right"], grader)
+    _, rewards = scored(answers, ["my_rewards:short", "my_rewards:only_right"], grader)
     assert rewards["my_rewards:short"] == [0.75, 0.5]
     assert rewards["my_rewards:only_right"][0] == 2.0
     assert math.isnan(rewards["my_rewards:only_right"][1])  # it abstained
@@ -191,7 +198,7 @@ def test_names_that_cannot_be_used(name, message, own_module):
 )
 def test_functions_that_fail_are_named(function, message, own_module, grader):
     with pytest.raises(InputError, match=message):
-        score_answers([answer(r"\boxed{2}", "2")], [f"my_rewards:{function}"], grader)
+        scored([answer(r"\boxed{2}", "2")], [f"my_rewards:{function}"], grader)
 
 
 def test_every_name_is_found():

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from fakes import FakeGrader
 
 from grpojax.errors import InputError
 from grpojax.tasks.problems import Problem
@@ -51,9 +52,9 @@ def scripted(monkeypatch, tiny_policy):
                 row[: len(content)] = content
             stopped = np.array([row[-1] in policy.tokenizer.stop_ids for row in ids])
             blank = np.zeros(rows.shape)
-            return Rollouts(np.zeros((len(ids), 16), int), lengths, rows, lengths, ~stopped, blank, blank)
+            return lambda: Rollouts(np.zeros((len(ids), 16), int), lengths, rows, lengths, ~stopped, blank, blank)
 
-        monkeypatch.setattr(module, "make_rollouts", answer)
+        monkeypatch.setattr(module, "start_rollouts", answer)
         return asked
 
     return make
@@ -119,7 +120,7 @@ def test_the_batch_shrinks_to_what_the_cache_allows(scripted, tiny_policy, monke
 
 
 def test_no_answer_is_wrong_even_where_the_grader_says_right(scripted, tiny_policy):
-    class YesSayer:
+    class YesSayer(FakeGrader):
         def grade_many(self, pairs):
             return [True for _ in pairs]
 
@@ -201,7 +202,7 @@ def test_rows_come_batch_by_batch_and_name_their_problem(scripted, tiny_policy):
         tiny_policy, tiny_policy.params, problems, max_new_tokens=8, template=TEMPLATE, batch_size=2
     )
     first = next(stream)
-    assert len(asked) == 1  # the second batch waits
+    assert len(asked) == 2  # the second batch is under way while the first is graded
     rows = [first, *stream]
     assert sorted(row["index"] for row in rows) == [0, 1, 2, 3, 4]
     for row in rows:
@@ -306,7 +307,7 @@ def test_an_evaluation_of_samples_counts_answers(scripted, tiny_policy):
 
 
 def test_an_answer_joins_the_group_of_the_first_it_is_equal_to(scripted, tiny_policy):
-    class Chain:
+    class Chain(FakeGrader):
         """Equality that is not transitive: 1 = 2 and 2 = 3, but not 1 = 3."""
 
         def grade_many(self, pairs):

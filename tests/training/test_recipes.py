@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes import FakeGrader
 
 from grpojax import VARIANTS
 from grpojax.config import RunConfig
@@ -33,10 +34,8 @@ def make_config(**changes) -> RunConfig:
     return RunConfig(**settings | changes).resolved()
 
 
-class Verdicts:
+class Verdicts(FakeGrader):
     """Right or wrong by the number of the group among all groups ever graded: 4 answers, the first of a live group right."""
-
-    timeouts = 0
 
     def __init__(self, live):
         self.live, self.graded = live, 0
@@ -88,14 +87,17 @@ def test_every_variant_raises_the_probability_of_a_rewarded_token(name, tiny_pol
     """Reward 1 for an answer that begins with a token of the upper half of the ids: after a few steps it is likelier."""
     half = tiny_policy.tokenizer.size // 2
 
-    def rewarded(answers, names, grader, **_):
-        right = [float(answer.token_ids[0] >= half) for answer in answers]
-        return [bool(r) for r in right], {name: right for name in names}
+    def graded(answers, names, grader):
+        return lambda: [dataclasses.replace(answer, correct=answer.token_ids[0] >= half) for answer in answers]
+
+    def rewarded(answers, names, **_):
+        return {name: [float(answer.correct) for answer in answers] for name in names}
 
     def probability(params):
         prompt = jnp.array([tiny_policy.tokenizer.prompt_ids("1 + 1 =", True)])
         return float(jax.nn.softmax(tiny_policy.apply(params, prompt)[0, -1])[half:].sum())
 
+    monkeypatch.setattr(module, "grade_answers", graded)
     monkeypatch.setattr(module, "score_answers", rewarded)
     config = make_config(variant=name, steps=4, prompts_per_step=1, num_rollouts=16, max_new_tokens=1, kl_coeff=0.0)
     state = initial_state(config, tiny_policy.params)
@@ -279,16 +281,20 @@ def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_po
     jax.tree.map(np.testing.assert_array_equal, again.reference, states[1].params)
 
 
-def test_truncated_answers_can_be_left_out(tiny_policy, kept):
-    rollouts = dataclasses.replace(kept, truncated=np.array([True, False] * 3))
-    batch = make_batch(rollouts, np.ones((2, 3)), mask_truncated=True)
-    assert batch.mask.sum(axis=1).tolist() == [0, *kept.answer_lens[[1]], 0, *kept.answer_lens[[3]], 0, *kept.answer_lens[[5]]]
-    assert make_batch(rollouts, np.ones((2, 3))).mask.sum(axis=1).tolist() == kept.answer_lens.tolist()
+def test_truncated_answers_can_be_left_out(steps_of, spy, monkeypatch):
+    updates, truncated, sampled = spy("update"), np.array([True, False] * 4), module.make_rollouts
+    monkeypatch.setattr(module, "make_rollouts", lambda *args: dataclasses.replace(sampled(*args), truncated=truncated))
+    _, record = next(steps_of(make_config(mask_truncated=True)))
+    lengths = np.array([sample.length for sample in record.samples])
+    np.testing.assert_array_equal(batches(updates)[0].mask.sum(axis=1), np.where(truncated, 0, lengths))
+    updates.clear()
+    next(steps_of(make_config()))
+    np.testing.assert_array_equal(batches(updates)[0].mask.sum(axis=1), lengths)
 
 
 def test_an_answer_on_which_all_rewards_abstain_takes_no_part(steps_of, monkeypatch):
-    def abstaining(answers, names, grader, **_):
-        return [False] * len(answers), {"correct": [1.0, 0.0, float("nan"), 0.0] * (len(answers) // 4)}
+    def abstaining(answers, names, **_):
+        return {"correct": [1.0, 0.0, float("nan"), 0.0] * (len(answers) // 4)}
 
     monkeypatch.setattr(module, "score_answers", abstaining)
     _, record = next(steps_of(make_config()))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fakes import FakeGrader
 
 from grpojax.config import RunConfig
 from grpojax.errors import RunError
@@ -229,10 +230,8 @@ def test_tokens_per_second_counts_the_rollouts_of_all_inner_epochs(steps_of, spy
 # --- groups that agree ---
 
 
-class Verdicts:
+class Verdicts(FakeGrader):
     """Hands out the given verdicts, over and over."""
-
-    timeouts = 0
 
     def __init__(self, *verdicts):
         self.verdicts = verdicts

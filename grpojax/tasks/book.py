@@ -1,0 +1,173 @@
+r"""The verdicts of the reference's grader, reached without evaluating Python.
+
+The reference (book chapter 3; `grade_answer` in reasoning_from_scratch/ch03.py) rewrites an answer as a Python
+expression, hands it to sympy's parser, which evaluates it, and asks whether the simplified difference is zero. Here the
+rewriting is the same; of sympy's parser only the part runs that turns text into text; and the result is read as a
+syntax tree in which numbers, letters, operators and the functions of `_FUNCTIONS` are all there is.
+"""
+
+import ast
+import builtins
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+from sympy.parsing import sympy_parser
+
+MAX_LENGTH = 2000  # the reference's own limit
+MAX_POWER_BITS = 100_000  # of a power of whole numbers: the reference has no limit here, and hangs
+
+# What the reference rewrites, in its order, with its side effects: braces go, so `2^{x+1}` is `2^x+1`.
+_LOWERED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾", "0123456789+-()", strict=True))
+_RAISED = "".join(_LOWERED)
+_BEFORE: list[tuple[str, str]] = [
+    (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|°", ""),
+    (r"\A\\text\{(.+?)\}\Z", r"\1"),  # where all of it is one text
+    (r"\\[()\[\]]", ""),
+    (r"\\left\s*|\\right\s*", ""),
+    (r"\\[,!;:]", ""),
+    (r"\\cdot|·|×", "*"),
+    (r"\\[dt]frac", r"\\frac"),
+    (rf"([0-9A-Za-z)\]}}])([{_RAISED[:12]}]+)", r"\1**\2"),
+]
+_AFTER: list[tuple[str, str]] = [
+    (r"\\?%|\$", ""),
+    (r"\\sqrt\s*\{([^}]*)\}", r"sqrt(\1)"),
+    (r"\\sqrt\s+([^\\\s{}]+)", r"sqrt(\1)"),
+    (r"\\frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}", r"(\1)/(\2)"),
+    (r"\\frac\s+([^\s{}]+)\s+([^\s{}]+)", r"(\1)/(\2)"),
+    (r"\^", "**"),
+    (r"(?<=\d)\s+(\d+/\d+)", r"+\1"),  # a mixed number, whose sign covers the whole part alone
+    (r"(?<=\d),(?=\d\d\d(?:\D|\Z|\n))", ""),
+    (r"[{}]", ""),
+]
+
+
+def normalize(text: str) -> str:
+    r"""The reference's normal form.
+
+    >>> normalize(r"\dfrac{1}{2}"), normalize("2^{x+1}"), normalize("c. 3"), normalize(r"\frac43")
+    ('(1)/(2)', '2**x+1', '3', '\\frac43')
+    """
+    text = re.sub(r"<\|[^>]+?\|>", "", text).strip()
+    text = re.sub(r"\A[A-Za-z]\s*[.:]\s*(.+)\Z", r"\1", text)
+    for pattern, replacement in _BEFORE:
+        text = re.sub(pattern, replacement, text)
+    text = "".join(_LOWERED.get(character, character) for character in text)
+    for pattern, replacement in _AFTER:
+        text = re.sub(pattern, replacement, text)
+    return text.strip().lower()
+
+
+def verdict(answer: str, gold: str) -> str:
+    """`=`, `!` or `?` (too large) for a pair of raw answers."""
+    try:
+        golds, answers = _parts(normalize(gold)), _parts(normalize(answer))
+        same = len(golds) == len(answers) > 0 and all(map(_same, golds, answers))
+        return "=" if same else "!"
+    except (MemoryError, TooLarge):
+        return "?"
+    except Exception:  # noqa: BLE001 - sympy raises anything
+        return "!"
+
+
+def _parts(text: str) -> list[str]:
+    """The items between brackets, if there are several."""
+    if len(text) >= 2 and text[0] in "([" and text[-1] in ")]" and "," in text[1:-1]:
+        items = [item.strip() for item in text[1:-1].split(",")]
+        if all(items):
+            return items
+    return [text] if text else []
+
+
+def _same(gold: str, answer: str) -> bool:
+    if gold == answer:
+        return True
+    try:
+        values = [_read(text) for text in (gold, answer)]
+        return sympy.simplify(values[0] - values[1]) == 0
+    except (Unreadable, TypeError, sympy.SympifyError):
+        return False
+
+
+class Unreadable(ValueError):
+    """The reference's reader refuses the text, or would have evaluated more than mathematics."""
+
+
+class TooLarge(ValueError):
+    """The reference would hang."""
+
+
+_NAMES = {name: getattr(sympy, name) for name in sympy.__all__} | {
+    name: value for name, value in vars(builtins).items() if isinstance(value, type(len))
+}  # what sympy's parser knows by name: it splits other names into letters
+_TRANSFORMATIONS = (*sympy_parser.standard_transformations, sympy_parser.implicit_multiplication_application)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(sympy, name)
+    for name in (
+        "sqrt cbrt root exp log ln sin cos tan cot sec csc asin acos atan acot sinh cosh tanh factorial factorial2 "
+        "binomial gcd lcm floor ceiling"
+    ).split()
+} | {"abs": sympy.Abs, "max": sympy.Max, "min": sympy.Min}
+_CONSTANTS = {"pi": sympy.pi, "oo": sympy.oo, "zoo": sympy.zoo, "nan": sympy.nan}
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}  # fmt: skip
+
+
+def _read(text: str) -> Any:
+    if len(text) > MAX_LENGTH:
+        raise Unreadable("too long")
+    try:
+        code = sympy_parser.stringify_expr(text, {}, _NAMES, _TRANSFORMATIONS)
+        tree = ast.parse(code.strip(), mode="eval")
+    except Exception as error:  # its tokenizer and its rewriting raise anything
+        raise Unreadable(text) from error
+    return _value(tree.body)
+
+
+def _value(node: ast.expr) -> Any:
+    """The value of a syntax tree, by a closed list of what it may hold."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow):
+            _check_power(left, right)
+        return _OPERATORS[type(node.op)](left, right)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        value = _value(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.Call) and not node.keywords:
+        return _call(node)
+    raise Unreadable(ast.dump(node)[:80])
+
+
+def _call(node: ast.Call) -> Any:
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    literal = node.args[0].value if len(node.args) == 1 and isinstance(node.args[0], ast.Constant) else None
+    if name in ("Integer", "Float", "Rational") and isinstance(literal, int | str):
+        return getattr(sympy, name)(literal)
+    if name == "Symbol" and isinstance(literal, str):
+        return sympy.Symbol(literal)
+    if isinstance(node.func, ast.Call):  # Function('f')(x)
+        inner = node.func
+        if isinstance(inner.func, ast.Name) and inner.func.id == "Function" and isinstance(inner.args[0], ast.Constant):
+            return sympy.Function(inner.args[0].value)(*map(_value, node.args))
+    if name in _FUNCTIONS:
+        values = [_value(argument) for argument in node.args]
+        if name.startswith("factorial") and values[0].is_number and abs(values[0]) > MAX_POWER_BITS // 10:
+            raise TooLarge(name)
+        return _FUNCTIONS[name](*values)
+    raise Unreadable(name)
+
+
+def _check_power(base: Any, exponent: Any) -> None:
+    if not (base.is_Rational and exponent.is_Rational):
+        return
+    bits = max(int(base.p).bit_length(), int(base.q).bit_length())
+    if abs(exponent) * bits > MAX_POWER_BITS:
+        raise TooLarge("power")

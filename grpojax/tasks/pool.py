@@ -1,0 +1,156 @@
+"""A pool of worker processes, each of which is killed and replaced when a question takes too long."""
+
+import collections
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+START_SECONDS = 120.0  # for sympy to load on a busy machine
+
+
+class Pool:
+    """Worker processes of `worker.py`, started when they are needed. Not for several threads at once.
+
+    Args:
+      grader: the name of the grader, see `worker.py`.
+      size: the largest number of processes.
+      time_limit: seconds for one question.
+    """
+
+    def __init__(self, grader: str, size: int, time_limit: float):
+        self._command = [sys.executable, "-P", "-m", "grpojax.tasks.worker", grader]
+        self._size = size
+        self._time_limit = time_limit
+        self._workers: list[_Worker] = []
+
+    def ask(self, questions: Sequence[tuple[str, str]]) -> list[str]:
+        """The reply to each question, one character; "" where there was none in time, or the worker died of it."""
+        replies = [""] * len(questions)
+        waiting = collections.deque(range(len(questions)))
+        try:
+            while waiting or self._busy():
+                for _ in range(min(self._size, len(waiting) + len(self._busy())) - len(self._workers)):
+                    self._workers.append(_Worker(self._command))
+                for worker in [one for one in self._workers if one.ready and one.place is None][: len(waiting)]:
+                    place = waiting.popleft()
+                    if not worker.send(place, questions[place], self._time_limit):
+                        waiting.appendleft(place)  # it had died before
+                        self._drop(worker)
+                self._collect(replies)
+        except BaseException:
+            self.close()  # no reply may be left in a pipe for the next question
+            raise
+        return replies
+
+    def close(self) -> None:
+        """End the worker processes; they start again when they are needed."""
+        for worker in [*self._workers]:
+            self._drop(worker)
+
+    def forget(self) -> None:
+        """In a forked child: leave the workers, which are the parent's."""
+        for worker in self._workers:
+            worker.forget()
+        self._workers = []
+
+    def _busy(self) -> list["_Worker"]:
+        return [worker for worker in self._workers if worker.place is not None]
+
+    def _drop(self, worker: "_Worker") -> None:
+        self._workers.remove(worker)
+        worker.end()
+
+    def _collect(self, replies: list[str]) -> None:
+        """Wait for the next replies or the next deadline."""
+        watched = [worker for worker in self._workers if not worker.ready or worker.place is not None]
+        if not watched:
+            return
+        with selectors.DefaultSelector() as selector:
+            for worker in watched:
+                selector.register(worker.replies, selectors.EVENT_READ, worker)
+            first = min(worker.deadline for worker in watched)
+            arrived = {key.data for key, _ in selector.select(max(first - time.monotonic(), 0.0))}
+        for worker in watched:
+            if worker in arrived:
+                reply = worker.read()
+            elif worker.deadline <= time.monotonic():
+                reply = ""
+            else:
+                continue
+            if not worker.ready:
+                worker.ready = reply == "."
+                if not worker.ready:
+                    self._drop(worker)
+                    raise RuntimeError(f"the grading process did not start; `{self._command_line()}` shows why")
+                continue
+            replies[worker.place] = reply
+            worker.place = None
+            if not reply:
+                self._drop(worker)
+                self._workers.append(_Worker(self._command))  # starts while others work
+
+    def _command_line(self) -> str:
+        return " ".join(part for part in self._command if part != "-P")
+
+
+class _Worker:
+    """One process, started as a program of its own: no fork of this process, and no import of its main module.
+
+    Attributes:
+      ready: whether it has loaded what it needs.
+      place: of the question it is at, or None.
+      deadline: by when it has to be ready or to reply, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        root = str(Path(__file__).parents[2])
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process, which saves first
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+                "PYTHONHASHSEED": "0",  # sympy's order of terms, and with it its success, follows the hash
+            },
+        )
+        self.replies = self._process.stdout
+        self.ready = False
+        self.place: int | None = None
+        self.deadline = time.monotonic() + START_SECONDS
+        self.end = weakref.finalize(self, _end, self._process)  # also at exit
+
+    def send(self, place: int, question: tuple[str, str], seconds: float) -> bool:
+        """Whether the process took the question."""
+        try:
+            self._process.stdin.write(json.dumps([seconds, *question]).encode() + b"\n")
+        except BrokenPipeError:
+            return False
+        self.place = place
+        self.deadline = time.monotonic() + seconds
+        return True
+
+    def read(self) -> str:
+        return os.read(self.replies.fileno(), 1).decode()
+
+    def forget(self) -> None:
+        self.end.detach()
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.returncode = 0  # no child of this process: nothing to wait for
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()

@@ -1,0 +1,53 @@
+"""The worker process of the graders: it decides pairs of answers, one after the other, within limits of memory.
+
+`python -m grpojax.tasks.worker NAME` reads a line of JSON for each pair, [seconds, answer, gold], and writes one
+character: `=` the same, `!` not the same, `?` too large; `.` once, when it is ready. It ends with its input, and by an
+alarm of the operating system a second after a time limit. It can write to no file, and what a library prints is lost.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+
+MAX_MEMORY = 1 << 30  # bytes of address space
+
+# The module of each grader, and a pair that makes it load what it loads late.
+_GRADERS = {
+    "grpojax": ("grpojax.tasks.symbolic", (r"\sqrt{x^{2}+2x}+\sqrt2", r"\sqrt{(x+2)x}+\frac{2}{\sqrt2}")),
+    "book": ("grpojax.tasks.book", (r"sqrt(8)x", r"2*sqrt(2)x")),
+    "math-verify": ("grpojax.tasks.math_verify_grader", (r"\frac{\sqrt8}{2}", r"\sqrt{2}")),
+}
+
+
+def main(name: str) -> None:
+    sys.stdout.flush()
+    replies = os.dup(1)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    module, pair = _GRADERS[name]
+    verdict: Callable[[str, str], str] = importlib.import_module(module).verdict
+    verdict(*pair)
+    limit_resources()
+    os.write(replies, b".")
+    for line in sys.stdin:
+        seconds, answer, gold = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)
+        reply = verdict(answer, gold)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        os.write(replies, reply.encode())
+
+
+def limit_resources() -> None:
+    """Bound the memory; no files, no core dumps. A limit that the system does not have is left out (macOS: memory)."""
+    for name, size in (("AS", MAX_MEMORY), ("DATA", MAX_MEMORY), ("FSIZE", 0), ("CORE", 0)):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (size, size))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

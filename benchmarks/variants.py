@@ -27,19 +27,24 @@ RUN = Path(__file__).parents[1] / "run.py"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/variants"), help="folder of the runs, results.json and variants.png")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), help="default: all")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="default: all")
     parser.add_argument("--seed", type=int, default=42)
     args, more = parser.parse_known_args()  # what is left goes to run.py
     rows = [measure(name, args.out / name, args.seed, more) for name in args.variants]
     (args.out / "results.json").write_text(json.dumps({"results": rows}, indent=2) + "\n")
     draw({row["variant"]: args.out / row["variant"] for row in rows}, args.out / "variants.png")
-    print("| variant | model | held-out before | after | entropy, last 20 | tokens, last 20 | prompts drawn | seconds |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| variant | held-out, greedy | drawn answers right | in think format | tokens | entropy | bound acts on | prompts | seconds |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
-        print(
-            f"| `{row['variant']}` | {row['model']} | {row['before']:.1f} % | {row['after']:.1f} % | {row['entropy']:.3f} | "
-            f"{row['length']:.1f} | {row['groups_drawn']} | {row['seconds']:.0f} |"
-        )
+        cells = [
+            f"{row['before']:.1f} → {row['after']:.1f} %",
+            *(" → ".join("-" if np.isnan(x) else f"{x:.2f}" for x in row[name]) for name in ("correct", "format")),
+            *(" → ".join(f"{x:.{digits}f}" for x in row[name]) for name, digits in (("length", 1), ("entropy", 2))),
+            "-" if np.isnan(row["clip_frac"]) else f"{100 * row['clip_frac']:.2f} %",
+            str(row["groups_drawn"]),
+            f"{row['seconds']:.0f}",
+        ]
+        print(f"| `{row['variant']}` | {' | '.join(cells)} |".replace("- → -", "-"))
 
 
 def measure(name: str, folder: Path, seed: int, more: list[str]) -> dict:
@@ -48,13 +53,22 @@ def measure(name: str, folder: Path, seed: int, more: list[str]) -> dict:
         command = [sys.executable, RUN, "--variant", name, "--seed", str(seed), "--out", folder, *more]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     summary, metrics = json.loads((folder / "summary.json").read_text()), read_metrics(folder)
+
+    def ends(column: str) -> list[float]:
+        """The means of the first and of the last 20 steps."""
+        values = metrics[column]
+        return [float(np.nanmean(part)) if not np.isnan(part).all() else float("nan") for part in (values[:20], values[-20:])]
+
     return {
         "variant": name,
         "model": summary["model"],
         "before": summary["eval_acc_before"],
         "after": summary["eval_acc_last"],
-        "entropy": float(np.nanmean(metrics["entropy_avg"][-20:])),
-        "length": float(np.nanmean(metrics["avg_response_len"][-20:])),
+        "correct": ends("drawn_correct_avg"),
+        "format": ends("format_reward_avg"),
+        "length": ends("avg_response_len"),
+        "entropy": ends("entropy_avg"),
+        "clip_frac": float(np.nanmean(metrics["clip_frac"])) if not np.isnan(metrics["clip_frac"]).all() else float("nan"),
         "groups_drawn": int(np.nansum(metrics["groups_drawn"])),
         "seconds": summary["seconds"],
     }
@@ -65,7 +79,7 @@ def draw(runs: dict[str, Path], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True)
     for name, folder in runs.items():
         metrics = read_metrics(folder)
-        axis = axes[VARIANTS[name].model == "tiny-reasoning"]
+        axis = axes[int(VARIANTS[name].model == "tiny-reasoning")]
         axis.plot(metrics["step"], moving_average(metrics["drawn_correct_avg"], 20), label=name, linewidth=1.2)
     for axis, model in zip(axes, ("tiny-base", "tiny-reasoning"), strict=True):
         axis.set_title(model)

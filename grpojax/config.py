@@ -10,6 +10,7 @@ from grpojax.variants import (
     ADVANTAGES,
     KL_ESTIMATORS,
     KL_LEVELS,
+    RATIOS,
     REDUCTIONS,
     ROLLOUT_REUSE,
     VARIANTS,
@@ -58,6 +59,7 @@ class RunConfig:
     ratio_cap: float | None = _number("cispo: largest weight of a token, the bound itself")
     sapo_tau_pos: float | None = _number("sapo: how sharply the gate closes for good answers")
     sapo_tau_neg: float | None = _number("sapo: how sharply the gate closes for bad ones")
+    ratio: str | None = _number("of each token, of the whole sequence, their geometric mean, or that with each token's own gradient", choices=tuple(RATIOS))
     reduction: str | None = _number("from tokens to one loss: sum or mean of each sequence, mean over all tokens, constant divisor", choices=tuple(REDUCTIONS))
     token_budget: float | None = _number("the constant divisor of an answer's tokens (default: max_new_tokens)")
     advantage: str | None = _number("from rewards to advantages", choices=tuple(ADVANTAGES))

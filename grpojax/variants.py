@@ -84,6 +84,12 @@ NUMBERS = {
 _OPTIONAL = ("clip_dual", "kl_coeff", "tis_cap", "sequence_mask_cap", "off_policy_delta", "overlong_cache", "token_budget")
 _OFF_AT_ZERO = ("kl_coeff", "clip_dual", "tis_cap", "sequence_mask_cap", "overlong_cache", "token_budget")
 
+RATIOS = {
+    "token": objectives.token_ratio,
+    "sequence-sum": objectives.sequence_sum_ratio,
+    "sequence-mean": objectives.sequence_mean_ratio,
+    "gspo-token": objectives.gspo_token_ratio,
+}
 ADVANTAGES = {
     "group": advantages.group_advantages,
     "centred": advantages.centred_advantages,
@@ -357,7 +363,7 @@ SETTINGS = {
     "inner_epochs": int, "conditional_reward": bool, "kl_reweight": bool, "length_normalize": bool, "reference_refresh": int,
     "keep_sampling_mask": bool, "sampling_temperature": bool, "mask_truncated": bool, "dynamic_sampling": int,
     "kl_level": KL_LEVELS, "rollout_reuse": ROLLOUT_REUSE, "kl_estimator": KL_ESTIMATORS, "advantage": ADVANTAGES,
-    "reduction": REDUCTIONS,
+    "reduction": REDUCTIONS, "ratio": RATIOS,
 }  # fmt: skip
 """Structure that can be chosen beside the numbers: its type, or the choices by name."""
 
@@ -435,6 +441,10 @@ def _with_settings(row: Variant, given: dict[str, Any]) -> Variant:
                 raise InputError(f"{key} is {value!r}; it must be {wanted}.")
         elif value not in kind:
             raise InputError(f"unknown {key} {value!r}; choose one of {', '.join(kind)}.{did_you_mean(str(value), kind)}")
+    if "ratio" in given and row.ratio is None:
+        raise InputError(f"variant {row.name!r} has no ratio to choose; leave it out, or choose a variant with one such as 'clipped'.")
+    if str(given.get("ratio")).startswith("sequence") and row.objective is objectives.cispo:
+        raise InputError("cispo weighs each token's log-prob, so its ratio is of tokens; choose token or gspo-token.")
     given = {key: SETTINGS[key][value] if isinstance(SETTINGS[key], dict) else value for key, value in given.items()}
     if "kl_estimator" in given:
         given["penalty"] = given.pop("kl_estimator")

@@ -152,6 +152,7 @@ def test_overridden_structure():
     assert row.conditional_reward and row.rewards["format"] == 0.1
     row = get_variant("kl", kl_estimator="k2", kl_level="token", kl_reweight=True, length_normalize=True)
     assert (row.penalty, row.kl_level, row.kl_reweight, row.length_normalize) == (penalties.k2, "token", True, True)
+    assert get_variant("gspo", ratio="gspo-token").ratio is objectives.gspo_token_ratio
     row = get_variant("clipped", advantage="leave-one-out", reduction="token", kl_domains={"code": 2}, reference_refresh=400)
     assert (row.advantage, row.reduction) == (advantages.leave_one_out_advantages, reduce.token_mean)
     assert (row.kl_domains, row.reference_refresh) == ({"code": 2.0}, 400)
@@ -188,6 +189,9 @@ def test_the_table_itself_is_not_changed():
         ("kl", {"kl_estimator": "k4"}, "unknown kl_estimator 'k4'; choose one of k1, k2, k3"),
         ("kl", {"kl_level": "tokens"}, r"unknown kl_level 'tokens'; choose one of token, sequence\. Did you mean 'token'\?"),
         ("grpo", {"advantage": "grup"}, r"unknown advantage 'grup'; choose one of .* Did you mean 'group'\?"),
+        ("baseline", {"ratio": "token"}, "variant 'baseline' has no ratio to choose"),
+        ("grpo", {"ratio": "tokens"}, r"unknown ratio 'tokens'; choose one of .* Did you mean 'token'\?"),
+        ("cispo", {"ratio": "sequence-mean"}, "its ratio is of tokens; choose token or gspo-token"),
         ("format", {"format_reward_weight": -1.0}, r"format_reward_weight is -1\.0; it must be a finite number"),
         ("clipped", {"rewards": {}}, "rewards is empty; name at least one reward function"),
         ("clipped", {"rewards": {"correct": -1}}, "the weight of reward 'correct' is -1; it must be a finite number"),

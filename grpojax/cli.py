@@ -167,6 +167,8 @@ def _eval(args: argparse.Namespace) -> None:
     )  # fmt: skip
     _collect(answers, rows, args.out, len(problems))
     print(format_report(rows, args.extract))
+    if grader.timeouts:
+        print(f"{grader.timeouts} answers were given up at a limit of time, memory or size; they count as wrong")
     print(f"{time.perf_counter() - start:.1f} s")
 
 

@@ -82,7 +82,7 @@ class RunConfig:
     conditional_reward: bool | None = _number("format reward only where the answer is correct")
     overlong_cache: float | None = _number("tokens before the budget's end over which the overlong punishment grows")
     mask_truncated: bool | None = _number("leave answers that the budget cut off out of the loss")
-    dynamic_sampling: int | None = _number("most rounds of prompts a step draws to fill itself with groups that disagree; 0: one")
+    dynamic_sampling: int | None = _number("most rounds of prompts a step draws until its groups have some, not all answers right; 0: one")
     inner_epochs: int | None = _number("passes over the rollouts of one frozen old policy")
     rollout_reuse: str | None = _number(
         "inner epochs draw fresh rollouts from the old policy, or go over one pool of them", choices=ROLLOUT_REUSE
@@ -188,6 +188,8 @@ def parse_weights(name: str, text: str) -> dict[str, float]:
     weights = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")
+        if not key.strip() or key.strip() in weights:
+            raise InputError(f"{name} has {part!r}, without a name or one that was there before; write each name once, such as correct=1.")
         try:
             weights[key.strip()] = float(value) if equals else 1.0
         except ValueError:

@@ -68,7 +68,12 @@ def formula(variant: Variant) -> str:
     terms = []
     for name, weight in variant.rewards.items():
         terms.append(("" if weight == 1 else f"{weight:g} ") + f"{name}_i" + (" correct_i" if name == "format" and variant.conditional_reward else ""))
-    lines.append(f"R_i = {' + '.join(terms)}")
+    if variant.advantage not in (advantages.gdpo_advantages, advantages.gdpo_group_advantages):
+        lines.append(f"R_i = {' + '.join(terms)}")
+    if "overlong" in variant.rewards:
+        lines.append("overlong_i = min(0, max(-1, (budget - overlong_cache - |y_i|) / overlong_cache))")
+    if variant.reduction is reduce.constant_divisor and not of_answers:
+        lines.append("B answers a step; token_budget is max_new_tokens where it is not given")
     return "\n".join([loss, *lines, _ADVANTAGES[variant.advantage]])
 
 
@@ -99,7 +104,7 @@ def explain(variant: Variant) -> str:
         "rollout_reuse": "the passes share one pool of rollouts, or draw fresh ones from the old policy",
         "conditional_reward": "format reward only where the answer is correct",
         "mask_truncated": "answers cut off by the budget are left out of the loss",
-        "dynamic_sampling": "most rounds of prompts a step draws to fill itself with groups that disagree on their reward",
+        "dynamic_sampling": "most rounds of prompts a step draws until its groups have some, not all answers right",
         "reference_refresh": "every so many steps the policy becomes the reference",
     }
     shown = {key: meaning for key, meaning in settings.items() if getattr(variant, key)}
@@ -135,7 +140,7 @@ def notices(variant: Variant, updates: int) -> Iterator[str]:
         is_zero = evens_out and variant.objective not in (objectives.sapo, objectives.cispo)
         yield (
             "with one update per batch the ratio is 1, so the bound cannot act"
-            + (" and the printed loss is about 0 by construction" if is_zero else "")
+            + (" and the printed pg_loss is about 0 by construction" if is_zero else "")
             + "; its gradient is that of log-probability times advantage"
         )
     if variant.ratio in (objectives.sequence_mean_ratio, objectives.gspo_token_ratio) and max(bounds) >= 0.05:
@@ -147,6 +152,9 @@ def notices(variant: Variant, updates: int) -> Iterator[str]:
         yield "bounds this narrow clip almost every ratio of whole answers, which adds up the change of every token"
     if variant.numbers.get("ratio_cap", 1.0) < 1:
         yield f"a ratio_cap of {variant.numbers['ratio_cap']:g} is below 1: it scales every update down; the cap is the bound itself, not 1 plus it"
+    for cap in ("tis_cap", "sequence_mask_cap"):
+        if variant.numbers.get(cap, 1.0) < 1:
+            yield f"a {cap} of {variant.numbers[cap]:g} is below 1, the weight where trainer and sampler agree"
     if "kl_coeff" in variant.numbers:
         if variant.penalty is penalties.k1 and not variant.kl_reweight:
             yield (
@@ -157,5 +165,5 @@ def notices(variant: Variant, updates: int) -> Iterator[str]:
         idle = [key for key in ("kl_reweight", "length_normalize", "kl_domains", "reference_refresh") if getattr(variant, key)]
         if idle:
             yield f"{', '.join(idle)} has no KL term to act on; give a kl_coeff"
-    if "off_policy_delta" in variant.numbers and updates == 1:
+    if "off_policy_delta" in variant.numbers and updates == 1 and not variant.dynamic_sampling:
         yield "with one update per batch no answer is off-policy, so off_policy_delta leaves none out"

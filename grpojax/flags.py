@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         args = [_dashed(word) for word in (sys.argv[1:] if args is None else args)]
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            hint = did_you_mean(unknown[0], self.known_flags())
+            hint = did_you_mean(unknown[0], [flag for flag in self.known_flags() if flag != unknown[0]])
             raise InputError(f"unknown argument {unknown[0]!r}; {self.prog} --help lists the known ones.{hint}")
         return parsed
 

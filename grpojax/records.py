@@ -14,8 +14,10 @@ METRIC_COLUMNS = (
     "correct_avg", "format_reward_avg", "tokens_per_sec", "avg_response_len", "truncated_frac", "adv_avg", "adv_std",
     "zero_adv_frac", "entropy_avg", "kl_k1", "kl_k3", "grad_norm", "lr", "rollout_seconds", "update_seconds",
     "step_seconds", "eval_acc", "groups_drawn", "groups_carried", "drawn_correct_avg", "safeguard_weight", "logp_gap",
+    "grading_timeouts",
 )
-"""The columns of metrics.csv that every run has. Accuracies are percentages, times are seconds, entropies nats."""
+"""The columns of metrics.csv that every run has. Times are seconds, entropies nats, eval_acc is percent; shares and rewards
+are from 0 to 1."""
 
 
 def reward_column(name: str) -> str:

@@ -18,6 +18,7 @@ import jax
 from grpojax.config import RunConfig
 from grpojax.describe import notices
 from grpojax.errors import InputError
+from grpojax.loss.objectives import clip_first_printing
 from grpojax.qwen.weights import Policy, load_policy
 from grpojax.records import Evaluation, StepRecord, reward_column
 from grpojax.reporting.metrics import read_evaluations
@@ -194,7 +195,7 @@ def _read_inputs(config: RunConfig) -> _Inputs:
             f"{config.model} has no <think> tokens, so its answers cannot earn the format reward; choose a reasoning "
             "model, or --format-reward-weight 0."
         )
-    used = problems[: config.steps * config.prompts_per_step]
+    used = problems[: config.steps * config.prompts_per_step * max(1, variant.dynamic_sampling)]
     lengths = [
         len(policy.tokenizer.prompt_ids(render_prompt(p.text, template), config.thinking)) for p in used + eval_problems
     ]
@@ -307,6 +308,19 @@ def _notices(config: RunConfig, inputs: _Inputs) -> Iterator[str]:
     yield from notices(variant, config.inner_epochs * config.minibatches)
     if variant.numbers.keys() - run_variant(config, inputs.problems).numbers.keys():
         yield "kl_domains gives every training problem a KL weight of 0, so there is no KL term and no reference model"
+    unknown = set(variant.kl_domains) - {problem.domain for problem in inputs.problems} if "kl_coeff" in variant.numbers else ()
+    if unknown and config.kl_domains is not None:
+        yield f"no training problem is of domain {', '.join(sorted(unknown))}, which kl_domains names"
+    if config.temperature == 0:
+        yield "at temperature 0 all answers of a group are the same, so no group has anything to teach"
+    if variant.keep_sampling_mask and config.top_p == 1 and config.top_k == 0:
+        yield "with top_p 1 and top_k 0 every id could be sampled, so keep_sampling_mask changes nothing"
+    if {"tis_cap", "sequence_mask_cap"} & set(variant.numbers) and inputs.policy.config.compute_dtype == "float32":
+        yield "in float32 trainer and sampler agree to rounding, so the weight of the one over the other is 1 (see logp_gap)"
+    if variant.numbers.get("overlong_cache", 0) > config.max_new_tokens:
+        yield "overlong_cache is larger than the budget, so every answer is punished from its first token on"
+    if config.clip_low is not None and variant.objective is clip_first_printing:
+        yield "the first printing's clip never reaches clip_low"
     if "format" in variant.rewards and inputs.policy.tokenizer.kind == "reasoning" and not config.thinking:
         yield "without thinking the prompt itself closes the think block, so no answer can earn the format reward"
 

@@ -82,7 +82,7 @@ NUMBERS = {
 
 # Numbers any row can be given, and those that 0 takes away again.
 _OPTIONAL = ("clip_dual", "kl_coeff", "tis_cap", "sequence_mask_cap", "off_policy_delta", "overlong_cache", "token_budget")
-_OFF_AT_ZERO = ("kl_coeff", "clip_dual", "tis_cap", "sequence_mask_cap", "overlong_cache", "token_budget")
+_OFF_AT_ZERO = tuple(_OPTIONAL)
 
 RATIOS = {
     "token": objectives.token_ratio,
@@ -328,7 +328,7 @@ _BOOK_DEEPSEEK = replace(
     name="book-deepseek-v3.2",
     summary="the book's deepseek_v32_style.py: kept sampling masks, off-policy masking, k1 times the ratio of whole answers",
     notes="Log-probs keep the sampled set but not the sampling temperature; the entropy the script logs is NaN under its mask, here "
-    "it is finite. Its KL weight is 0 unless given.",
+    "it is finite. Its KL weight is 0 unless given. The mask compares with what the sampler recorded, in float32 the same as the trainer's.",
     numbers=_CLIPPED.numbers | {"off_policy_delta": 0.1},
     kl_reweight=True,
     keep_sampling_mask=True,
@@ -390,7 +390,7 @@ def get_variant(name: str, **overrides: Any) -> Variant:
     row = _with_settings(row, {key: overrides.pop(key) for key in SETTINGS if key in overrides})
     row = _with_rewards(row, overrides.pop("rewards", None), overrides.pop("format_reward_weight", None))
     if "kl_domains" in overrides:
-        domains = overrides.pop("kl_domains")
+        domains = _checked_dict("kl_domains", overrides.pop("kl_domains"))
         for domain, factor in domains.items():
             _check_finite(f"kl_domains {domain}", factor)
         row = replace(row, kl_domains={domain: float(factor) for domain, factor in domains.items()})
@@ -439,7 +439,7 @@ def _with_settings(row: Variant, given: dict[str, Any]) -> Variant:
             if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < least)):
                 wanted = "True or False" if kind is bool else f"a whole number, at least {least}"
                 raise InputError(f"{key} is {value!r}; it must be {wanted}.")
-        elif value not in kind:
+        elif not isinstance(value, str) or value not in kind:
             raise InputError(f"unknown {key} {value!r}; choose one of {', '.join(kind)}.{did_you_mean(str(value), kind)}")
     if "ratio" in given and row.ratio is None:
         raise InputError(f"variant {row.name!r} has no ratio to choose; leave it out, or choose a variant with one such as 'clipped'.")
@@ -452,7 +452,7 @@ def _with_settings(row: Variant, given: dict[str, Any]) -> Variant:
 
 
 def _with_rewards(row: Variant, rewards: dict[str, float] | None, format_weight: float | None) -> Variant:
-    rewards = dict(row.rewards if rewards is None else rewards)
+    rewards = dict(row.rewards if rewards is None else _checked_dict("rewards", rewards))
     if format_weight is not None:
         _check_finite("format_reward_weight", format_weight)
         rewards["format"] = format_weight
@@ -467,6 +467,12 @@ def _with_rewards(row: Variant, rewards: dict[str, float] | None, format_weight:
             "give a format_reward_weight, or choose the variant 'format'."
         )
     return row
+
+
+def _checked_dict(key: str, value: Any) -> dict[str, float]:
+    if not isinstance(value, dict):
+        raise InputError(f"{key} is {value!r}; it must be a dict of numbers by name, such as {{'correct': 1.0}}.")
+    return value
 
 
 def _check_finite(key: str, value: Any) -> None:

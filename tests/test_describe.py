@@ -59,6 +59,7 @@ def test_explanations_name_every_number_with_its_source(name):
         assert number in formula(row) or (number == "clip_low" and name.startswith("book")), number
     for reward, weight in row.rewards.items():
         assert f"  {reward} = {weight:g} " in text
+    assert ("R_i" in text) == ("R_i" in text.split("A_i = ")[1])  # no letter is defined that nothing uses
     assert f"inner_epochs = {row.inner_epochs} " in text
 
 
@@ -74,13 +75,14 @@ def test_explanations_say_what_was_given():
 @pytest.mark.parametrize(
     ("name", "overrides", "updates", "notice"),
     [
-        ("clipped", {}, 1, "so the bound cannot act and the printed loss is about 0 by construction; its gradient"),
-        ("grpo", {}, 1, "so the bound cannot act and the printed loss is about 0 by construction; its gradient"),
+        ("clipped", {}, 1, "so the bound cannot act and the printed pg_loss is about 0 by construction; its gradient"),
+        ("grpo", {}, 1, "so the bound cannot act and the printed pg_loss is about 0 by construction; its gradient"),
         ("dapo", {}, 1, "so the bound cannot act; its gradient"),  # answers of unlike length do not even out
         ("sapo", {}, 1, "so the bound cannot act; its gradient"),
         ("gspo", {"clip_eps": 0.2}, 2, "will hardly ever act on a geometric mean"),
         ("clipped", {"clip_eps": 0.001}, 2, "clip almost every ratio of whole answers"),
         ("cispo", {"ratio_cap": 0.28}, 2, "a ratio_cap of 0.28 is below 1"),
+        ("olmo3", {"tis_cap": 0.5}, 2, "a tis_cap of 0.5 is below 1"),
         ("kl", {}, 2, "gradient of this KL term does not contain the reference"),
         ("clipped", {"kl_reweight": True}, 2, "kl_reweight has no KL term to act on"),
         ("clipped", {"reference_refresh": 5, "length_normalize": True}, 2, "length_normalize, reference_refresh has no KL term"),

@@ -158,6 +158,8 @@ def test_rewards_in_place_of_the_variants_or_beside_them(given, rewards):
     ("given", "message"),
     [
         ({"rewards": "correct=much"}, r"rewards has 'correct=much'; write name=number, separated by commas"),
+        ({"rewards": "correct=1,correct=2"}, "rewards has 'correct=2', without a name or one that was there before"),
+        ({"kl_domains": "=1"}, "kl_domains has '=1', without a name"),
         ({"reward": "boxed="}, "reward has 'boxed='; write name=number"),
         ({"kl_domains": "math=x"}, "kl_domains has 'math=x'; write name=number"),
         ({"rewards": ""}, "rewards is empty; name at least one reward function"),

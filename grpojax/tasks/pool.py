@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from grpojax.errors import RunError
+
 START_SECONDS = 120.0  # for sympy to load on a busy machine
 
 
@@ -87,7 +89,7 @@ class Pool:
                 worker.ready = reply == "."
                 if not worker.ready:
                     self._drop(worker)
-                    raise RuntimeError(f"the grading process did not start; `{self._command_line()}` shows why")
+                    raise RunError(f"the grading process did not start; `{self._command_line()}` shows why")
                 continue
             replies[worker.place] = reply
             worker.place = None

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -85,6 +86,8 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer: optax.GradientTrans
         problems_used, carried = _read_progress(newest)
     except Exception as error:  # Orbax and its storage raise many sorts
         raise InputError(_damaged("optimizer state", newest, type(error).__name__)) from error
+    # Restored arrays are bound to their device, those of a new run are not, and the programs would be compiled once for each.
+    opt_state, reference = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), (opt_state, reference))
     return TrainState(steps[-1], params, opt_state, problems_used, carried, reference)
 
 
@@ -94,6 +97,8 @@ def _write_progress(folder: Path, state: TrainState) -> None:
     for i, group in enumerate(state.carried):
         arrays |= {f"{i}/{name}": x for name, x in vars(group.rollouts).items() if x is not None}
         arrays[f"{i}/rewards"] = group.rewards
+        if group.old_logps is not None:
+            arrays[f"{i}/old_logps"] = group.old_logps
         told.append({"domain": group.domain, "samples": [dataclasses.asdict(sample) for sample in group.samples]})
     if arrays:
         np.savez(folder / "carried.npz", **arrays)
@@ -107,9 +112,9 @@ def _read_progress(folder: Path) -> tuple[int, tuple[Group, ...]]:
         with np.load(folder / "carried.npz") as arrays:
             for i, told in enumerate(progress["carried"]):
                 own = {name.removeprefix(f"{i}/"): arrays[name] for name in arrays.files if name.startswith(f"{i}/")}
-                rewards = own.pop("rewards")
+                rewards, old_logps = own.pop("rewards"), own.pop("old_logps", None)
                 samples = [Sample(**sample) for sample in told["samples"]]
-                carried.append(Group(Rollouts(**own), samples, rewards, told["domain"]))
+                carried.append(Group(Rollouts(**own), samples, rewards, told["domain"], old_logps))
     return progress["problems_used"], tuple(carried)
 
 

@@ -33,6 +33,7 @@ class Group:
     samples: list[Sample]
     rewards: np.ndarray  # [K, G] in the order of the variant's rewards, NaN where one abstains
     domain: str  # of the problem
+    old_logps: np.ndarray | None = None  # [G, N] of a group that was carried: the trainer's, for the weights that sampled it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,28 +135,31 @@ class _Drawn:
 def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRecord]:
     config, variant = run.config, run.variant
     start = time.perf_counter()
-    clock, drawn = {"rollout_seconds": 0.0, "update_seconds": 0.0}, _Drawn()
+    clock, drawn, timeouts = {"rollout_seconds": 0.0, "update_seconds": 0.0}, _Drawn(), run.grader.timeouts
     params, opt_state, last = state.params, state.opt_state, {}
-    groups, batch, used, carried, scores = None, None, state.problems_used, (), {}
+    draws, used, carried = [], state.problems_used, ()
+    # All draws come from the old policy, so they come first: whatever goes wrong in them leaves the state as it was.
+    for epoch in range(variant.inner_epochs if variant.rollout_reuse == "fresh" else 1):
+        with _timed(clock, "rollout_seconds"):
+            epoch_key = jax.random.fold_in(key, epoch)
+            if not draws:
+                groups, used, carried, scores = _draw_groups(run, state, epoch_key, drawn)
+            else:  # the same problems again
+                groups, scores = _sample_and_grade(run, state, _problems_again(groups, run.problems), epoch_key)
+                drawn.add(groups)
+            draws.append((*_with_advantages(variant, groups), scores))
+    batch, batch_at = None, None
     for epoch in range(variant.inner_epochs):
-        epoch_key = jax.random.fold_in(key, epoch)
-        if groups is None or variant.rollout_reuse == "fresh":
-            with _timed(clock, "rollout_seconds"):
-                if groups is None:
-                    groups, used, carried, scores = _draw_groups(run, state, epoch_key, drawn)
-                else:  # the same problems again
-                    groups, scores = _sample_and_grade(run, state, _problems_again(groups, run.problems), epoch_key)
-                    drawn.add(groups)
-                groups, advantages = _with_advantages(variant, groups)
-            batch = None
+        at = min(epoch, len(draws) - 1)
+        groups, advantages, scores = draws[at]
         if config.skip_zero_advantage_updates and not advantages.any():
             last = {"loss": 0.0, "pg_loss": 0.0, "kl_loss": 0.0}
             continue
         with _timed(clock, "update_seconds"):
-            if batch is None:
-                batch, gap = _batch_of(run, state, groups, advantages, scores)
+            if batch_at != at:
+                (batch, gap), batch_at = _batch_of(run, state, groups, advantages, scores), at
             each = []
-            for part in _minibatches(config, batch, jax.random.fold_in(epoch_key, _SHUFFLE)):
+            for part in _minibatches(config, batch, jax.random.fold_in(jax.random.fold_in(key, epoch), _SHUFFLE)):
                 micro_batch = config.micro_batch or fitting_micro_batch(run.policy.config, *part.tokens.shape)
                 params, opt_state, metrics = update(
                     run.policy.config, run.optimizer, params, opt_state, variant, part, config.lr, micro_batch
@@ -169,6 +173,7 @@ def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRec
         reference = params
     seconds = {**clock, "step_seconds": time.perf_counter() - start}
     last |= {"groups_carried": len(carried)} if variant.dynamic_sampling else {}
+    last["grading_timeouts"] = run.grader.timeouts - timeouts
     record = _record(run, step, groups, advantages, drawn, last, seconds)
     return TrainState(step, params, opt_state, used, carried, reference), record
 
@@ -200,8 +205,28 @@ def _draw_groups(
         used += count
         for group in groups:
             (found if _has_signal(run.variant, group) else silent).append(group)
-    found, left = found[:count], tuple(found[count:])
+    found, left = found[:count], tuple(_with_old_logps(run, state, group) for group in found[count:])
     return found + silent[: count - len(found)], used, left, {}
+
+
+def _with_old_logps(run: _Run, state: TrainState, group: Group) -> Group:
+    """A group that waits for the next step, with what the trainer makes of it today; unchanged where it was carried before."""
+    if group.old_logps is not None or not _scores_old(run):
+        return group
+    batch = make_batch(group.rollouts, np.zeros(len(group.samples)))
+    old_logps = score(run.policy.config, state.params, batch, run.variant.numbers.get("score_temperature"))
+    return dataclasses.replace(group, old_logps=np.asarray(old_logps))
+
+
+def _scores_old(run: _Run) -> bool:
+    """Whether the old policy's log-probs are taken by the trainer, not by the sampler.
+
+    In bfloat16 the cached decode and the full pass round differently, and a ratio must compare like with like; and some
+    safeguards compare the two.
+    """
+    variant, compared = run.variant, {"tis_cap", "sequence_mask_cap"} & set(run.variant.numbers)
+    uses_old = variant.ratio is not None or variant.kl_reweight or "off_policy_delta" in variant.numbers
+    return bool(compared) or (uses_old and run.policy.config.compute_dtype != "float32")
 
 
 def _problems_from(problems: Sequence[Problem], start: int, count: int) -> list[Problem]:
@@ -284,9 +309,7 @@ def _scores(run: _Run, state: TrainState, batch: Batch) -> dict[str, Array]:
     """The log-probs that the variant compares with and the sampler has not recorded, [B, N] each; the device has only begun."""
     variant, config = run.variant, run.policy.config
     temperature, scores = variant.numbers.get("score_temperature"), {}
-    if config.compute_dtype != "float32" or {"tis_cap", "sequence_mask_cap"} & set(variant.numbers):
-        # In bfloat16 the cached decode and the full pass round differently; the ratio must compare like with like.
-        # Carried groups are scored under today's weights, which sampled all the others: their gap is a safeguard's too.
+    if _scores_old(run):
         scores["old_logps"] = score(config, state.params, batch, temperature)
     if "kl_coeff" in variant.numbers:
         reference = run.policy.params if state.reference is None else state.reference
@@ -303,6 +326,11 @@ def _batch_of(
     scores = jax.device_get(scores or _scores(run, state, batch))
     gap = {}
     if "old_logps" in scores:
+        scores["old_logps"] = np.array(scores["old_logps"])
+        for i, group in enumerate(groups):
+            if group.old_logps is not None:  # today's weights did not sample it
+                rows, width = slice(i * len(group.samples), (i + 1) * len(group.samples)), batch.mask.shape[1]
+                scores["old_logps"][rows] = np.pad(group.old_logps, ((0, 0), (0, width)))[:, :width]
         gap = {"logp_gap": float(np.max(np.abs(scores["old_logps"] - batch.old_logps) * batch.mask))}
         batch = dataclasses.replace(batch, sampler_logps=batch.old_logps)
     if "kl_coeff" in variant.numbers and variant.kl_domains:

@@ -180,6 +180,37 @@ def test_rounds_draw_other_answers_to_the_same_problem(steps_of, spy):
     assert not np.array_equal(first, second)
 
 
+def test_a_carried_group_keeps_the_log_probs_of_the_policy_that_sampled_it(steps_of, spy):
+    """With a safeguard the trainer scores: what waited is scored by the weights of its own step, not by today's."""
+    updates = spy("update")
+    config = make_config(dynamic_sampling=5, tis_cap=2.0, lr=0.05, inner_epochs=1)
+    list(steps_of(config, live=lambda g: g in (1, 2, 3, 5)))
+    second = batches(updates)[1]  # groups 3 (carried) and 5
+    np.testing.assert_allclose(second.old_logps, second.sampler_logps, atol=1e-5)
+    fresh = score(*updates[1][0][0:1], updates[1][0][2], second)  # the weights before the second update
+    assert np.abs(np.asarray(fresh) - second.old_logps)[:4].max() > 1e-3  # have moved since
+    np.testing.assert_allclose(np.asarray(fresh)[4:], second.old_logps[4:], atol=1e-5)
+
+
+def test_a_draw_that_fails_leaves_the_state_as_it_was(tiny_policy, monkeypatch):
+    """Fresh rollouts of a later inner epoch are graded before the first update has taken the optimizer's memory."""
+    calls = []
+
+    def failing(answers, names, **_):
+        calls.append(names)
+        if len(calls) == 4:
+            raise InputError("the second epoch of the second step")
+        return {name: [float(i % 2) for i in range(len(answers))] for name in names}
+
+    monkeypatch.setattr(module, "score_answers", failing)
+    config = make_config(variant="clipped")
+    steps = train(config, tiny_policy, PROBLEMS, initial_state(config, tiny_policy.params), TEMPLATE, Verdicts(always))
+    state, _ = next(steps)
+    with pytest.raises(InputError):
+        next(steps)
+    assert not any(array.is_deleted() for array in jax.tree.leaves((state.params, state.opt_state)))
+
+
 def test_a_resumed_run_has_its_surplus(steps_of, tiny_policy, tmp_path):
     config = make_config(dynamic_sampling=5, steps=2)
 
@@ -278,6 +309,8 @@ def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_po
     jax.tree.map(np.testing.assert_array_equal, states[1].reference, states[1].params)
     save_checkpoint(tmp_path, tiny_policy, states[2])
     again = load_checkpoint(tmp_path, tiny_policy, run_optimizer(config))
+    # Bound to a device, they would make every program compile twice.
+    assert not any(array.committed for array in jax.tree.leaves((again.params, again.opt_state, again.reference)))
     jax.tree.map(np.testing.assert_array_equal, again.reference, states[1].params)
 
 

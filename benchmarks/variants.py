@@ -77,6 +77,8 @@ def measure(name: str, folder: Path, seed: int, more: list[str]) -> dict:
 def draw(runs: dict[str, Path], path: Path) -> None:
     """Share of right answers to training problems, moving average over 20 steps, base and reasoning model apart."""
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True)
+    for axis in axes:
+        axis.set_prop_cycle(color=plt.colormaps["tab20"].colors)
     for name, folder in runs.items():
         metrics = read_metrics(folder)
         axis = axes[int(VARIANTS[name].model == "tiny-reasoning")]

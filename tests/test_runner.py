@@ -72,7 +72,7 @@ def flags(tiny_folder):
 @pytest.fixture
 def call(main, files, flags, monkeypatch, capsys, every_other_grader):
     """Runs `run.py` with the small run's flags, some of them changed or (None) left out; gives code, stdout, stderr."""
-    monkeypatch.setattr(runner, "Grader", lambda: every_other_grader)
+    monkeypatch.setattr(runner, "Grader", lambda _: every_other_grader)
 
     def run(*words, **changes):
         monkeypatch.setattr(sys, "argv", ["run.py", *flags(**changes), *words])
@@ -86,7 +86,7 @@ def call(main, files, flags, monkeypatch, capsys, every_other_grader):
 @pytest.fixture
 def again(main, files, monkeypatch, capsys, every_other_grader):
     """Runs `run.py` with nothing but the words given."""
-    monkeypatch.setattr(runner, "Grader", lambda: every_other_grader)
+    monkeypatch.setattr(runner, "Grader", lambda _: every_other_grader)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["run.py", *words])
@@ -134,7 +134,7 @@ def error_of(result) -> str:
 # --- what a run leaves ---
 
 
-# One of each kind: with reference, think tags, dynamic sampling, kept masks, several rewards. test_recipes.py trains them all.
+# One of each kind: with reference, think tags, dynamic sampling, kept masks, several rewards. training/test_training_recipes.py trains them all.
 @pytest.mark.parametrize("variant", ("baseline", "clipped", "kl", "format", "dapo", "deepseek-v3.2", "gdpo", "book-gdpo"))
 def test_variants_run(variant, call, no_plots):
     code, out, err = call(variant=variant)

@@ -57,11 +57,12 @@ def batch_std_advantages(rewards: Array, eps: float = 1e-4) -> Array:
 
     Every group is scaled alike, so that no group weighs more for agreeing nearly. Raises as `group_advantages`.
 
-    Source: arXiv:2508.08221 ("Lite PPO"), section 4.1. Groups (1, 0) and (1, 1): std of all four 1/2, 0.5 / 0.5001.
+    Source: arXiv:2508.08221 ("Lite PPO"), section 4.1. Groups (3, 1) and (1, 1): the std of all four
+    is 1.
 
-    >>> print(batch_std_advantages(jnp.array([[1.0, 0.0], [1.0, 1.0]])).round(4))
-    [[ 0.9998 -0.9998]
-     [ 0.      0.    ]]
+    >>> print(batch_std_advantages(jnp.array([[3.0, 1.0], [1.0, 1.0]])).round(2))
+    [[ 1. -1.]
+     [ 0.  0.]]
     """
     rewards = _checked(rewards)
     present = _present(rewards)

@@ -46,24 +46,6 @@ def steps_of(tiny_policy, every_other_grader):
     return make
 
 
-@pytest.fixture
-def spy(monkeypatch):
-    """Records the arguments and the result of each call of a function of the loop: `calls = spy("update")`."""
-
-    def watch(name):
-        function, calls = getattr(module, name), []
-
-        def watched(*args, **kwargs):
-            result = function(*args, **kwargs)
-            calls.append((args, result))
-            return result
-
-        monkeypatch.setattr(module, name, watched)
-        return calls
-
-    return watch
-
-
 def adam_count(state) -> int:
     return int(next(part.count for part in state.opt_state if isinstance(part, optax.ScaleByAdamState)))
 

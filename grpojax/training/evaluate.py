@@ -130,7 +130,7 @@ def answer_problems(
     for at, (index, new) in enumerate(batches):
         rollouts = wait()
         wait = start(batches[at + 1][0]) if at + 1 < len(batches) else None  # made while these answers are graded
-        places = [range(at * num_samples, (at + 1) * num_samples) for at in (index.index(i) for i in new)]
+        places = [range(first, first + num_samples) for first in (index.index(i) * num_samples for i in new)]
         texts = [[policy.tokenizer.decode(rollouts.answer_ids(at)) for at in group] for group in places]
         graded = _grade(texts, [problems[i].answer for i in new], grader)
         for i, group, columns in zip(new, places, graded, strict=True):

@@ -269,7 +269,7 @@ def _sample_and_grade(
             )  # fmt: skip
         )
     wait = grade_answers(answers, list(variant.rewards), run.grader)
-    scores = {} if variant.dynamic_sampling else _scores(run, state, make_batch(rollouts, np.zeros(len(answers))))
+    scores = {} if variant.dynamic_sampling else _scores(run, state, rollouts)
     answers = wait()
     rewards = score_answers(
         answers, list(variant.rewards),
@@ -305,9 +305,12 @@ def _with_advantages(variant: Variant, groups: Sequence[Group]) -> tuple[list[Gr
     return told, advantages
 
 
-def _scores(run: _Run, state: TrainState, batch: Batch) -> dict[str, Array]:
+def _scores(run: _Run, state: TrainState, rollouts: Rollouts) -> dict[str, Array]:
     """The log-probs that the variant compares with and the sampler has not recorded, [B, N] each; the device has only begun."""
     variant, config = run.variant, run.policy.config
+    if not _scores_old(run) and "kl_coeff" not in variant.numbers:
+        return {}
+    batch = make_batch(rollouts, np.zeros(len(rollouts.answers)))
     temperature, scores = variant.numbers.get("score_temperature"), {}
     if _scores_old(run):
         scores["old_logps"] = score(config, state.params, batch, temperature)
@@ -322,8 +325,9 @@ def _batch_of(
 ) -> tuple[Batch, dict[str, float]]:
     """The batch of an update, with every log-prob the variant compares with, and the gap of trainer and sampler if known."""
     variant = run.variant
-    batch = make_batch(concat_rollouts([group.rollouts for group in groups]), advantages)
-    scores = jax.device_get(scores or _scores(run, state, batch))
+    rollouts = concat_rollouts([group.rollouts for group in groups])
+    batch = make_batch(rollouts, advantages)
+    scores = jax.device_get(scores or _scores(run, state, rollouts))
     gap = {}
     if "old_logps" in scores:
         scores["old_logps"] = np.array(scores["old_logps"])

@@ -15,30 +15,30 @@ from grpojax.qwen.model import Params, param_shapes
 
 Shape = tuple[int, ...]
 
-# Tree path, Hugging Face name, the book's name, and whether checkpoints store [out, in] where the tree has [in, out].
+# Tree path, Hugging Face name, the book's name. All three hold arrays of the same shape.
 # Rows whose path a configuration does not have (biases, q/k norms, an untied head) do not apply to it.
 _TABLE = (
-    ("embed/embedding", "model.embed_tokens.weight", "tok_emb.weight", False),
-    ("norm/scale", "model.norm.weight", "final_norm.scale", False),
-    ("head/kernel", "lm_head.weight", "out_head.weight", False),
+    ("embed/embedding", "model.embed_tokens.weight", "tok_emb.weight"),
+    ("norm/scale", "model.norm.weight", "final_norm.scale"),
+    ("head/weight", "lm_head.weight", "out_head.weight"),
 )
 _LAYER_PREFIXES = ("layers_{}/", "model.layers.{}.", "trf_blocks.{}.")
 _LAYER_TABLE = (
-    ("input_norm/scale", "input_layernorm.weight", "norm1.scale", False),
-    ("attention/q/kernel", "self_attn.q_proj.weight", "att.W_query.weight", True),
-    ("attention/k/kernel", "self_attn.k_proj.weight", "att.W_key.weight", True),
-    ("attention/v/kernel", "self_attn.v_proj.weight", "att.W_value.weight", True),
-    ("attention/o/kernel", "self_attn.o_proj.weight", "att.out_proj.weight", True),
-    ("attention/q/bias", "self_attn.q_proj.bias", "", False),
-    ("attention/k/bias", "self_attn.k_proj.bias", "", False),
-    ("attention/v/bias", "self_attn.v_proj.bias", "", False),
-    ("attention/o/bias", "self_attn.o_proj.bias", "", False),
-    ("attention/q_norm/scale", "self_attn.q_norm.weight", "att.q_norm.scale", False),
-    ("attention/k_norm/scale", "self_attn.k_norm.weight", "att.k_norm.scale", False),
-    ("post_norm/scale", "post_attention_layernorm.weight", "norm2.scale", False),
-    ("mlp/gate/kernel", "mlp.gate_proj.weight", "ff.fc1.weight", True),
-    ("mlp/up/kernel", "mlp.up_proj.weight", "ff.fc2.weight", True),
-    ("mlp/down/kernel", "mlp.down_proj.weight", "ff.fc3.weight", True),
+    ("input_norm/scale", "input_layernorm.weight", "norm1.scale"),
+    ("attention/q/weight", "self_attn.q_proj.weight", "att.W_query.weight"),
+    ("attention/k/weight", "self_attn.k_proj.weight", "att.W_key.weight"),
+    ("attention/v/weight", "self_attn.v_proj.weight", "att.W_value.weight"),
+    ("attention/o/weight", "self_attn.o_proj.weight", "att.out_proj.weight"),
+    ("attention/q/bias", "self_attn.q_proj.bias", ""),
+    ("attention/k/bias", "self_attn.k_proj.bias", ""),
+    ("attention/v/bias", "self_attn.v_proj.bias", ""),
+    ("attention/o/bias", "self_attn.o_proj.bias", ""),
+    ("attention/q_norm/scale", "self_attn.q_norm.weight", "att.q_norm.scale"),
+    ("attention/k_norm/scale", "self_attn.k_norm.weight", "att.k_norm.scale"),
+    ("post_norm/scale", "post_attention_layernorm.weight", "norm2.scale"),
+    ("mlp/gate/weight", "mlp.gate_proj.weight", "ff.fc1.weight"),
+    ("mlp/up/weight", "mlp.up_proj.weight", "ff.fc2.weight"),
+    ("mlp/down/weight", "mlp.down_proj.weight", "ff.fc3.weight"),
 )
 _NAMINGS = {"huggingface": 1, "book": 2}  # columns of the tables
 
@@ -56,23 +56,18 @@ class Row(NamedTuple):
     """Where a source tensor goes."""
 
     path: str
-    transposed: bool
-    shape: Shape  # as the source has it
+    shape: Shape
 
 
 def conversion_table(config: QwenConfig, naming: str = "huggingface") -> dict[str, Row]:
     """Source tensor name -> where it goes, for every array of the model exactly once."""
     column = _NAMINGS[naming]
-    entries = [(entry[0], entry[column], entry[3]) for entry in _TABLE]
+    entries = [(entry[0], entry[column]) for entry in _TABLE]
     for i in range(config.num_layers):
         path_prefix, name_prefix = _LAYER_PREFIXES[0].format(i), _LAYER_PREFIXES[column].format(i)
-        entries += [(path_prefix + entry[0], name_prefix + entry[column], entry[3]) for entry in _LAYER_TABLE]
+        entries += [(path_prefix + entry[0], name_prefix + entry[column]) for entry in _LAYER_TABLE]
     shapes = tree_shapes(param_shapes(config))
-    return {
-        name: Row(path, transposed, shape=shapes[path][::-1] if transposed else shapes[path])
-        for path, name, transposed in entries
-        if path in shapes
-    }
+    return {name: Row(path, shapes[path]) for path, name in entries if path in shapes}
 
 
 def tree_from_tensors(
@@ -93,7 +88,7 @@ def tree_from_tensors(
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         expected["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     check_tensors(expected, {name: tensor.shape for name, tensor in stored.items()}, where)
-    placed = {row.path: _place(stored[name].read(), row.transposed, dtype) for name, row in rows.items()}
+    placed = {row.path: _place(stored[name].read(), dtype) for name, row in rows.items()}
     return _finite_tree(placed, where)
 
 
@@ -103,16 +98,13 @@ def place_tree(arrays: Params, dtype: str | None, where: str) -> Params:
     Raises:
       InputError: naming all arrays with values that are not finite.
     """
-    return _finite_tree({path: _place(array, False, dtype) for path, array in named_leaves(arrays).items()}, where)
+    return _finite_tree({path: _place(array, dtype) for path, array in named_leaves(arrays).items()}, where)
 
 
 def tensors_from_tree(config: QwenConfig, params: Params) -> dict[str, np.ndarray]:
     """The Hugging Face tensors of a parameter tree, in the dtype of the parameters."""
-    leaves, tensors = named_leaves(params), {}
-    for name, row in conversion_table(config).items():
-        array = np.asarray(leaves[row.path])
-        tensors[name] = np.ascontiguousarray(array.T if row.transposed else array)
-    return tensors
+    leaves = named_leaves(params)
+    return {name: np.asarray(leaves[row.path]) for name, row in conversion_table(config).items()}
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
@@ -143,10 +135,10 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], whe
         )
 
 
-@functools.partial(jax.jit, static_argnames=("transposed", "dtype"))
-def _place(array: Array, transposed: bool, dtype: str | None) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnames="dtype")
+def _place(array: Array, dtype: str | None) -> tuple[Array, Array]:
     """The array as the tree holds it, and whether all of it is finite."""
-    array = (array.T if transposed else array).astype(dtype or array.dtype)
+    array = array.astype(dtype or array.dtype)
     return array, jnp.isfinite(array).all()
 
 

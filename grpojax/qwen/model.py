@@ -1,15 +1,16 @@
 """The Qwen transformer. The only file that imports Flax: everybody else sees functions on a nested dict of arrays.
 
-A parameter tree looks like this; kernels are [in, out], embedding and head are [V, D]:
+A parameter tree looks like this; weights are [out, in], as in checkpoints, embedding and head are [V, D]:
 
-    embed.embedding   layers_<i>.{input_norm,post_norm}.scale   norm.scale   head.kernel (untied models only)
-    layers_<i>.attention.{q,k,v,o}.{kernel,bias}   layers_<i>.attention.{q_norm,k_norm}.scale
-    layers_<i>.mlp.{gate,up,down}.kernel
+    embed.embedding   layers_<i>.{input_norm,post_norm}.scale   norm.scale   head.weight (untied models only)
+    layers_<i>.attention.{q,k,v,o}.{weight,bias}   layers_<i>.attention.{q_norm,k_norm}.scale
+    layers_<i>.mlp.{gate,up,down}.weight
 
 Positions and masks are arguments: the model never guesses padding from a token id.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,13 +21,21 @@ from grpojax.qwen.config import QwenConfig
 
 Params = dict[str, Any]
 Cache = tuple[tuple[Array, Array], ...]
-"""Per layer the keys and values, each [B, L, num_kv_heads, head_dim] in the compute dtype; L slots."""
+"""Per layer the keys [B, K, h, L] and values [B, K, L, h] of L tokens in the compute dtype; K key heads of size h. Keys lie
+so that a decode step, which reads all of them for few queries, reads them in order."""
+
+
+class Prefix(NamedTuple):
+    """What P sequences have in common with the B that follow them: row b goes on from prefix b // (B / P)."""
+
+    cache: Cache  # of the prefixes, [P, ...]
+    attend: Array  # [P, L] bool, which of its tokens are there (the others are padding)
 
 
 def init_params(config: QwenConfig, key: Array) -> Params:
     """Random float32 parameters (normal, 0.02; norm scales 1), for models that are trained from nothing."""
     tokens = jnp.zeros((1, 1), jnp.int32)
-    variables = _Decoder(config).init(key, tokens, tokens, jnp.ones((1, 1, 1), bool), None, 0, False)
+    variables = _Decoder(config).init(key, tokens, tokens, jnp.ones((1, 1, 1), bool), None, 0, None, False)
     return nn.meta.unbox(variables["params"])
 
 
@@ -37,9 +46,10 @@ def param_shapes(config: QwenConfig) -> Params:
 
 def empty_cache(config: QwenConfig, batch: int, slots: int) -> Cache:
     """A cache of zeros with `slots` places for each of `batch` sequences."""
-    shape = (batch, slots, config.num_kv_heads, config.head_dim)
+    heads, dim, dtype = config.num_kv_heads, config.head_dim, config.compute_dtype
     return tuple(
-        (jnp.zeros(shape, config.compute_dtype), jnp.zeros(shape, config.compute_dtype)) for _ in range(config.num_layers)
+        (jnp.zeros((batch, heads, dim, slots), dtype), jnp.zeros((batch, heads, slots, dim), dtype))
+        for _ in range(config.num_layers)
     )
 
 
@@ -51,8 +61,9 @@ def hidden_states(
     attend: Array,
     cache: Cache | None = None,
     slot: Array | int = 0,
+    prefix: Prefix | None = None,
     remat: bool = False,
-) -> tuple[Array, Cache | None]:
+) -> tuple[Array, Cache]:
     """Runs the layers, up to and with the last norm.
 
     Args:
@@ -60,23 +71,23 @@ def hidden_states(
       positions: [B, T] int32, each token's place in its sequence (for RoPE).
       attend: [B, T, L] bool, true where token t may look at key l. Without a cache the keys are the tokens themselves.
       cache: keys and values of earlier tokens; those of `tokens` are written to slots [slot, slot + T).
+      prefix: what the sequences begin with, computed before; every token looks at all that is there of its own.
       remat: recompute each layer in the backward pass instead of keeping its activations.
 
     Returns:
-      [B, T, D] in the compute dtype, and the cache with the new keys and values (None without one).
+      [B, T, D] in the compute dtype, and the cache with the new keys and values (without one: those of `tokens`).
     """
-    return _Decoder(config).apply({"params": params}, tokens, positions, attend, cache, slot, remat)
+    return _Decoder(config).apply({"params": params}, tokens, positions, attend, cache, slot, prefix, remat)
 
 
 def head_matrix(config: QwenConfig, params: Params) -> Array:
     """The output head, [V, D]: the embedding itself where the checkpoint ties them."""
-    return params["embed"]["embedding"] if config.tie_word_embeddings else params["head"]["kernel"]
+    return params["embed"]["embedding"] if config.tie_word_embeddings else params["head"]["weight"]
 
 
 def head_logits(config: QwenConfig, params: Params, hidden: Array) -> Array:
     """[..., D] hidden states -> [..., V] logits, float32."""
-    head = head_matrix(config, params).astype(config.compute_dtype)
-    return jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=jnp.float32)
+    return _product(hidden, head_matrix(config, params).astype(config.compute_dtype))
 
 
 def causal_inputs(tokens: Array) -> tuple[Array, Array]:
@@ -97,7 +108,7 @@ class _Decoder(nn.Module):
     config: QwenConfig
 
     @nn.compact
-    def __call__(self, tokens, positions, attend, cache, slot, remat):
+    def __call__(self, tokens, positions, attend, cache, slot, prefix, remat):
         c = self.config
         embedding = _Table(c.vocab_size, c.hidden_size, "embedding", name="embed")()
         x = embedding[tokens].astype(c.compute_dtype)
@@ -105,20 +116,23 @@ class _Decoder(nn.Module):
         layer = nn.remat(_Layer) if remat else _Layer
         filled = []
         for i in range(c.num_layers):
-            x, kv = layer(c, name=f"layers_{i}")(x, rope, attend, None if cache is None else cache[i], slot)
+            kv = None if cache is None else cache[i]
+            common = None if prefix is None else (*prefix.cache[i], prefix.attend[:, None, None, :])
+            x, kv = layer(c, name=f"layers_{i}")(x, rope, attend, kv, slot, common)
             filled.append(kv)
         if not c.tie_word_embeddings:
-            _Table(c.vocab_size, c.hidden_size, "kernel", name="head")()  # declared here, used by head_logits
-        return _RMSNorm(c, name="norm")(x), None if cache is None else tuple(filled)
+            _Table(c.vocab_size, c.hidden_size, "weight", name="head")()  # declared here, used by head_logits
+        return _RMSNorm(c, name="norm")(x), tuple(filled)
 
 
 class _Layer(nn.Module):
     config: QwenConfig
 
     @nn.compact
-    def __call__(self, x, rope, attend, kv, slot):
+    def __call__(self, x, rope, attend, kv, slot, common):
         c = self.config
-        attended, kv = _Attention(c, name="attention")(_RMSNorm(c, name="input_norm")(x), rope, attend, kv, slot)
+        normed = _RMSNorm(c, name="input_norm")(x)
+        attended, kv = _Attention(c, name="attention")(normed, rope, attend, kv, slot, common)
         x = x + attended
         return x + _MLP(c, name="mlp")(_RMSNorm(c, name="post_norm")(x)), kv
 
@@ -127,7 +141,7 @@ class _Attention(nn.Module):
     config: QwenConfig
 
     @nn.compact
-    def __call__(self, x, rope, attend, kv, slot):
+    def __call__(self, x, rope, attend, kv, slot, common):
         c = self.config
         batch, length, _ = x.shape
         q = _Linear(c, c.num_heads * c.head_dim, c.qkv_bias, name="q")(x).reshape(batch, length, c.num_heads, -1)
@@ -135,11 +149,12 @@ class _Attention(nn.Module):
         v = _Linear(c, c.num_kv_heads * c.head_dim, c.qkv_bias, name="v")(x).reshape(batch, length, c.num_kv_heads, -1)
         if c.qk_norm:  # over each head by itself, before RoPE
             q, k = _RMSNorm(c, name="q_norm")(q), _RMSNorm(c, name="k_norm")(k)
-        q, k = _rotate(q, rope), _rotate(k, rope)
+        q, k, v = _rotate(q, rope), _rotate(k, rope).transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
         if kv is not None:
-            k = jax.lax.dynamic_update_slice_in_dim(kv[0], k.astype(kv[0].dtype), slot, axis=1)
-            v = jax.lax.dynamic_update_slice_in_dim(kv[1], v.astype(kv[1].dtype), slot, axis=1)
-        out = _grouped_attention(q, k, v, attend).reshape(batch, length, -1).astype(c.compute_dtype)
+            k = jax.lax.dynamic_update_slice_in_dim(kv[0], k.astype(kv[0].dtype), slot, axis=3)
+            v = jax.lax.dynamic_update_slice_in_dim(kv[1], v.astype(kv[1].dtype), slot, axis=2)
+        segments = [(k, v, attend[:, None])] + ([] if common is None else [common])
+        out = _grouped_attention(q, segments).reshape(batch, length, -1).astype(c.compute_dtype)
         return _Linear(c, c.hidden_size, c.output_bias, name="o")(out), (k, v)
 
 
@@ -162,9 +177,8 @@ class _Linear(nn.Module):
     @nn.compact
     def __call__(self, x):
         dtype = self.config.compute_dtype
-        kernel = self.param("kernel", nn.initializers.normal(0.02), (x.shape[-1], self.features))
-        # A float32 result keeps XLA on its fast path for bfloat16 products of few rows.
-        y = jnp.matmul(x, kernel.astype(dtype), preferred_element_type=jnp.float32)
+        weight = self.param("weight", nn.initializers.normal(0.02), (self.features, x.shape[-1]))
+        y = _product(x, weight.astype(dtype))
         if self.bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,))
             y = y + bias.astype(jnp.float32).reshape((1,) * (y.ndim - 1) + (-1,))
@@ -192,6 +206,19 @@ class _Table(nn.Module):
         return self.param(self.label, nn.initializers.normal(0.02), (self.rows, self.columns))
 
 
+def _product(x: Array, weight: Array) -> Array:
+    """[..., in] and [out, in] -> [..., out], float32.
+
+    The one product of a decode step, in which [B, 1, in] meets a weight that is read for its sake, is asked for as
+    weight times columns: so XLA's CPU backend reads the weight at the speed of memory, and otherwise at a third of it.
+    The barrier keeps XLA from turning it round again.
+    """
+    if x.ndim == 3 and x.shape[1] > 1:
+        return jnp.einsum("bti,oi->bto", x, weight, preferred_element_type=jnp.float32)
+    columns = jnp.einsum("oi,bi->ob", weight, x.reshape(x.shape[0], -1), preferred_element_type=jnp.float32)
+    return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], -1)
+
+
 def _rope_angles(positions: Array, head_dim: int, theta: float) -> tuple[Array, Array]:
     """Cosines and sines [B, T, 1, head_dim / 2] of position times frequency, float32."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
@@ -206,11 +233,38 @@ def _rotate(x: Array, rope: tuple[Array, Array]) -> Array:
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 
 
-def _grouped_attention(q: Array, k: Array, v: Array, attend: Array) -> Array:
-    """q [B, T, H, h], k and v [B, L, K, h] with H / K queries to a key head, attend [B, T, L] -> [B, T, H, h]."""
+def _grouped_attention(q: Array, segments: list[tuple[Array, Array, Array]]) -> Array:
+    """Attention over the keys of several segments as if they stood side by side.
+
+    Args:
+      q: [B, T, H, h], H / K queries to a key head.
+      segments: keys [P, K, h, L], values [P, K, L, h] and attend, bool, broadcast to [P, B / P, T, L]. Rows of q that share
+        a segment's keys meet them in one product.
+
+    Returns:
+      [B, T, H, h] float32.
+    """
     batch, length, heads, dim = q.shape
-    groups = q.reshape(batch, length, k.shape[2], heads // k.shape[2], dim)
-    scores = jnp.einsum("btkgh,blkh->bkgtl", groups, k, preferred_element_type=jnp.float32) * dim**-0.5
-    scores = jnp.where(attend[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bkgtl,blkh->btkgh", weights, v, preferred_element_type=jnp.float32).reshape(q.shape)
+
+    def scores_of(k, attend):  # [P, K, B / P, H / K, T, L]
+        shared = q.reshape(k.shape[0], -1, length, k.shape[1], heads // k.shape[1], dim)
+        scores = jnp.einsum("pbtkgh,pkhl->pkbgtl", shared, k, preferred_element_type=jnp.float32) * dim**-0.5
+        return jnp.where(attend[:, None, :, None], scores, jnp.finfo(jnp.float32).min)
+
+    def by_row(x):  # [P, K, B / P, H / K, T, ...] -> [B, T, H, ...]
+        order = (0, 2, 4, 1, 3, *range(5, x.ndim))
+        return x.transpose(order).reshape(batch, length, heads, *x.shape[5:])
+
+    def by_segment(x, like):  # [B, T, H] -> [P, K, B / P, H / K, T, 1]
+        places, key_heads, rows, groups = like.shape[:4]
+        return x.reshape(places, rows, length, key_heads, groups).transpose(0, 3, 1, 4, 2)[..., None]
+
+    scores = [scores_of(k, attend) for k, _, attend in segments]
+    top = functools.reduce(jnp.maximum, [by_row(jnp.max(jax.lax.stop_gradient(s), axis=-1)) for s in scores])
+    weights = [jnp.exp(s - by_segment(top, s)) for s in scores]
+    total = sum(by_row(jnp.sum(w, axis=-1)) for w in weights)
+    out = sum(
+        by_row(jnp.einsum("pkbgtl,pklh->pkbgth", w.astype(v.dtype), v, preferred_element_type=jnp.float32))
+        for w, (_, v, _) in zip(weights, segments, strict=True)
+    )
+    return out / total[..., None]

@@ -108,7 +108,7 @@ def load_policy(
     read = _read_folder if path.is_dir() else _read_book_file
     config, params, tokenizer = read(path, dtype, kind)
     if untie and config.tie_word_embeddings:
-        params = params | {"head": {"kernel": jnp.copy(params["embed"]["embedding"])}}
+        params = params | {"head": {"weight": jnp.copy(params["embed"]["embedding"])}}
         config = dataclasses.replace(config, tie_word_embeddings=False)
     if tokenizer is not None:
         if tokenizer.size > config.vocab_size:

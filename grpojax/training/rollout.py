@@ -12,7 +12,7 @@ from jax import Array
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import pack_keep, token_entropy
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import Cache, Params, causal_inputs, empty_cache, head_logits, hidden_states
+from grpojax.qwen.model import Params, Prefix, causal_inputs, empty_cache, head_logits, hidden_states
 from grpojax.qwen.weights import Policy
 from grpojax.training.sampling import Sampler, sample
 
@@ -175,8 +175,8 @@ def generate(
       answers [B, N], answer_lens [B], truncated [B], logps [B, N], entropies [B, N] and, with keep_mask, keep; see
       `Rollouts`.
     """
-    width, batch = prompts.shape[1], prompts.shape[0] * num_rollouts
-    first_logits, prompt_cache = _prefill(config, params, prompts, prompt_lens)
+    batch = prompts.shape[0] * num_rollouts
+    first_logits, prompt = _prefill(config, params, prompts, prompt_lens)
     share = functools.partial(jnp.repeat, repeats=num_rollouts, axis=0)
     lengths, stops = share(prompt_lens), jnp.asarray(stop_ids, jnp.int32)
     numbered = jax.vmap(jax.random.fold_in, (None, 0))
@@ -185,7 +185,7 @@ def generate(
     else:
         row_keys = numbered(key, jnp.arange(batch))
     possible = jnp.arange(config.vocab_size)[None, :] < known_ids
-    slots = jnp.arange(width + max_new_tokens)[None, :]
+    slots = jnp.arange(max_new_tokens)
 
     def draw(n, logits, state):
         """Token n of every row that has not stopped, written into the state."""
@@ -209,9 +209,9 @@ def generate(
     def step(carry):
         n, state, cache = carry  # n tokens are drawn; the last one is fed in, and token n drawn
         token = jax.lax.dynamic_index_in_dim(state["answers"], n - 1, axis=1)
-        seen = (slots < lengths[:, None]) | ((slots >= width) & (slots < width + n))
+        seen = jnp.broadcast_to(slots < n, (batch, 1, max_new_tokens))
         positions = (lengths + n - 1)[:, None]
-        hidden, cache = hidden_states(config, params, token, positions, seen[:, None, :], cache, width + n - 1)
+        hidden, cache = hidden_states(config, params, token, positions, seen, cache, n - 1, prompt)
         return n + 1, draw(n, head_logits(config, params, hidden[:, 0]), state), cache
 
     start = {
@@ -224,17 +224,16 @@ def generate(
     if keep_mask:
         start["keep"] = jnp.full((batch, max_new_tokens, -(-config.vocab_size // 8)), 0xFF, jnp.uint8)
     state = draw(0, share(first_logits), start)
-    room = ((0, 0), (0, max_new_tokens), (0, 0), (0, 0))
-    cache = jax.tree.map(lambda x: jnp.pad(share(x), room), prompt_cache)
+    cache = empty_cache(config, batch, max_new_tokens)
     _, state, _ = jax.lax.while_loop(
         lambda carry: (carry[0] < max_new_tokens) & ~jnp.all(carry[1]["done"]), step, (1, state, cache)
     )
     return {**{k: v for k, v in state.items() if k != "done"}, "truncated": ~state["done"]}
 
 
-def _prefill(config: QwenConfig, params: Params, prompts: Array, prompt_lens: Array) -> tuple[Array, Cache]:
-    """Logits [P, V] after each prompt's last token, and the cache [P, Tp] of its keys and values."""
-    cache = empty_cache(config, *prompts.shape)
-    hidden, cache = hidden_states(config, params, prompts, *causal_inputs(prompts), cache)
+def _prefill(config: QwenConfig, params: Params, prompts: Array, prompt_lens: Array) -> tuple[Array, Prefix]:
+    """Logits [P, V] after each prompt's last token, and the prompts as what their answers go on from."""
+    hidden, cache = hidden_states(config, params, prompts, *causal_inputs(prompts))
     last = jnp.take_along_axis(hidden, (prompt_lens - 1)[:, None, None], axis=1)[:, 0]
-    return head_logits(config, params, last), cache
+    there = jnp.arange(prompts.shape[1])[None, :] < prompt_lens[:, None]
+    return head_logits(config, params, last), Prefix(cache, there)

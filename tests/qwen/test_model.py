@@ -109,11 +109,11 @@ def test_shapes_of_qwen3_06b():
     """head_dim is 128, not 1024 / 16 = 64; the parameters are the published 596 million."""
     shapes = param_shapes(QwenConfig.from_hf(QWEN3_06B))
     attention = shapes["layers_27"]["attention"]
-    assert {name: attention[name]["kernel"].shape for name in "qkvo"} == {
-        "q": (1024, 2048),
+    assert {name: attention[name]["weight"].shape for name in "qkvo"} == {
+        "q": (2048, 1024),
         "k": (1024, 1024),
         "v": (1024, 1024),
-        "o": (2048, 1024),
+        "o": (1024, 2048),
     }
     assert attention["q_norm"]["scale"].shape == (128,)
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 596_049_920
@@ -136,7 +136,7 @@ def test_queries_and_keys_are_normalised_head_by_head(tiny_config):
         params, tokens = _random(config), _tokens(config, 1, 6)
         before = forward(config, params, tokens)
         q = params["layers_0"]["attention"]["q"]
-        q["kernel"] = q["kernel"].at[:, : config.head_dim].multiply(10.0)
+        q["weight"] = q["weight"].at[: config.head_dim].multiply(10.0)
         difference = jnp.abs(before - forward(config, params, tokens)).max()
         assert (difference < 1e-5) if same else (difference > 1e-2)
 
@@ -170,7 +170,7 @@ def test_a_bias_of_the_values_equals_a_bias_of_the_output(tiny_config):
     on_values = forward(config, params, tokens)
     bias = attention["v"]["bias"].reshape(config.num_kv_heads, config.head_dim)
     heads = jnp.repeat(bias, config.num_heads // config.num_kv_heads, axis=0)  # heads 0, 1 use key head 0
-    attention["o"]["bias"] = attention["o"]["bias"] + heads.reshape(-1) @ attention["o"]["kernel"]
+    attention["o"]["bias"] = attention["o"]["bias"] + attention["o"]["weight"] @ heads.reshape(-1)
     attention["v"]["bias"] = jnp.zeros_like(attention["v"]["bias"])
     np.testing.assert_allclose(forward(config, params, tokens), on_values, atol=2e-5)
 
@@ -178,7 +178,7 @@ def test_a_bias_of_the_values_equals_a_bias_of_the_output(tiny_config):
 def test_a_tied_head_is_the_embedding(tiny_config):
     tied, untied = tiny_config(), tiny_config(tie_word_embeddings=False)
     params, tokens = _random(tied), _tokens(tied, 1, 5)
-    own = params | {"head": {"kernel": 2.0 * params["embed"]["embedding"]}}
+    own = params | {"head": {"weight": 2.0 * params["embed"]["embedding"]}}
     np.testing.assert_allclose(forward(untied, own, tokens), 2.0 * forward(tied, params, tokens), rtol=1e-5, atol=1e-5)
 
 

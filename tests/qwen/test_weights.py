@@ -108,19 +108,19 @@ def test_the_table_fills_every_path_once(tiny_config, changes):
     assert len(set(paths)) == len(paths) == len(jax.tree.leaves(param_shapes(config)))
 
 
-def test_square_matrices_are_transposed(tensors, checkpoint, tiny_config):
-    """Hidden, query, key and ffn width are all 8: no shape shows a missing transpose. Input e_j reads column j of W."""
+def test_square_matrices_are_not_turned(tensors, checkpoint, tiny_config):
+    """Hidden, query, key and ffn width are all 8: no shape shows a wrong transpose. Input e_j reads column j of W."""
     square = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "head_dim": 4}
     content = tensors(tiny_config(**square))
     params = load_policy(checkpoint(content, **square)).params["layers_1"]
-    for name, kernel in (
-        *((f"self_attn.{x}_proj", params["attention"][x]["kernel"]) for x in "qkvo"),
-        *((f"mlp.{x}_proj", params["mlp"][x]["kernel"]) for x in ("gate", "up", "down")),
+    for name, placed in (
+        *((f"self_attn.{x}_proj", params["attention"][x]["weight"]) for x in "qkvo"),
+        *((f"mlp.{x}_proj", params["mlp"][x]["weight"]) for x in ("gate", "up", "down")),
     ):
         weight = content[f"model.layers.1.{name}.weight"]
         assert weight.shape == (8, 8)
         for j in range(8):
-            np.testing.assert_array_equal(np.eye(8, dtype=np.float32)[j] @ np.asarray(kernel), weight[:, j])
+            np.testing.assert_array_equal(np.asarray(placed) @ np.eye(8, dtype=np.float32)[j], weight[:, j])
 
 
 def test_a_tied_checkpoint_needs_no_head_and_does_not_use_one(tensors, checkpoint):
@@ -139,9 +139,9 @@ def test_untie_gives_a_head_of_its_own(tensors, checkpoint):
     folder = checkpoint(tensors() | {HEAD: 2.0 * tensors()[EMBEDDING]})
     tied, untied = load_policy(folder), load_policy(folder, untie=True)
     assert not untied.config.tie_word_embeddings
-    np.testing.assert_array_equal(untied.params["head"]["kernel"], tied.params["embed"]["embedding"])
+    np.testing.assert_array_equal(untied.params["head"]["weight"], tied.params["embed"]["embedding"])
     # Two buffers, not two names of one: an update may donate its parameters.
-    head, embedding = untied.params["head"]["kernel"], untied.params["embed"]["embedding"]
+    head, embedding = untied.params["head"]["weight"], untied.params["embed"]["embedding"]
     assert head.unsafe_buffer_pointer() != embedding.unsafe_buffer_pointer()
 
 
@@ -170,7 +170,7 @@ def test_values_that_are_not_finite_are_refused(tensors, checkpoint, value):
     content = tensors()
     content[Q_PROJ] = content[Q_PROJ].copy()
     content[Q_PROJ][3, 5] = value
-    with pytest.raises(InputError, match=r"NaN or infinite values in 1 tensors \(layers_0/attention/q/kernel\)"):
+    with pytest.raises(InputError, match=r"NaN or infinite values in 1 tensors \(layers_0/attention/q/weight\)"):
         load_policy(checkpoint(content))
 
 
@@ -381,7 +381,7 @@ def test_an_orbax_tree_that_does_not_fit_is_reported(orbax_folder, raw_config, w
     with pytest.raises(InputError) as error:
         load_policy(orbax_folder)
     assert "11 unknown (layers_1/" in str(error.value) and "3 misshapen" in str(error.value)
-    assert "layers_0/mlp/up/kernel is 24x40, expected 24x41" in str(error.value)
+    assert "layers_0/mlp/up/weight is 40x24, expected 41x24" in str(error.value)
 
 
 def test_a_damaged_orbax_checkpoint(orbax_folder):

@@ -48,7 +48,7 @@ def chain(successors, stop_ids, size=None):
     head[successors, np.arange(vocab)] = 50.0
     params = {
         "embed": {"embedding": jnp.eye(vocab)},
-        "head": {"kernel": jnp.asarray(head)},
+        "head": {"weight": jnp.asarray(head)},
         "norm": {"scale": jnp.ones(vocab)},
     }
     return Policy(config, params, tokenizer(stop_ids, size or vocab))
@@ -202,7 +202,7 @@ def test_answers_of_a_chain_are_drawn_from_its_distribution():
     policy = chain([0, 0], stop_ids=())
     # the hidden state is one-hot times sqrt(2), so that its mean square is 1
     head = jnp.array([[1.0, 1.0], [0.0, 0.0]]) * np.log(3) / np.sqrt(2)
-    params = policy.params | {"head": {"kernel": head}}
+    params = policy.params | {"head": {"weight": head}}
     got = make_rollouts(policy, params, [[0]], jax.random.key(3), make_sampler(1.0), 2000, 4)
     np.testing.assert_allclose(np.exp(got.logps), np.where(got.answers == 0, 0.75, 0.25), rtol=1e-4)
     assert abs(got.answers.sum() - 2000) < 155

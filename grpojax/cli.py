@@ -133,14 +133,14 @@ def _eval(args: argparse.Namespace) -> None:
 
     from grpojax.config import check_seed
     from grpojax.qwen.sources import model_files
-    from grpojax.runner import EVAL_SEED, enable_compilation_cache, open_policy
+    from grpojax.runner import EVAL_SEED, prepare_process, open_policy
     from grpojax.tasks.grading import Grader
     from grpojax.tasks.problems import load_problems
     from grpojax.tasks.prompts import render_prompt
     from grpojax.training.evaluate import answer_problems
     from grpojax.training.rollout import check_context
 
-    enable_compilation_cache()
+    prepare_process()
     _check_at_least_1("samples", args.samples)
     if args.batch_size is not None:
         _check_at_least_1("batch_size", args.batch_size)
@@ -239,12 +239,12 @@ def _sample(args: argparse.Namespace) -> None:
     import jax
 
     from grpojax.config import check_seed
-    from grpojax.runner import enable_compilation_cache, open_policy
+    from grpojax.runner import prepare_process, open_policy
     from grpojax.tasks.prompts import render_prompt
     from grpojax.training.rollout import make_rollouts
     from grpojax.training.sampling import make_sampler
 
-    enable_compilation_cache()
+    prepare_process()
     _check_at_least_1("count", args.count)
     check_seed(args.seed)
     if not args.question:

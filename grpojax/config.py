@@ -95,6 +95,9 @@ class RunConfig:
     max_grad_norm: float = _flag(1.0, "bound on the global gradient norm")
     micro_batch: int | None = _flag(None, "sequences per backward pass; saves memory, changes nothing else (default: what fits)")
     param_dtype: str = _flag("float32", "dtype of the weights", choices=("float32", "bfloat16"))
+    moment_dtype: str = _flag(
+        "float32", "dtype of AdamW's two moments; bfloat16 saves 4 bytes a weight and loses small changes", choices=("float32", "bfloat16")
+    )
     compute_dtype: str | None = _flag(
         None, "dtype of products (default: float32 on CPU, bfloat16 elsewhere)", choices=("float32", "bfloat16")
     )

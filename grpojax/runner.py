@@ -1,5 +1,6 @@
 """A training run from flags to run folder: load, train, evaluate, save, show."""
 
+import ctypes
 import dataclasses
 import importlib.metadata
 import json
@@ -7,6 +8,7 @@ import platform
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,13 +75,13 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
       InputError: before anything was written, if a setting or an input cannot be used.
       RunError: if training cannot go on; the last good state is saved first.
     """
-    enable_compilation_cache()
+    prepare_process()
     config = _settings_of_run(config, typed) if config.resume else config.resolved()
     folder = Path(config.out or _default_out(config))
     grader = Grader(config.grader)
     inputs = _read_inputs(config)
     if config.resume:
-        current = _Current(load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config)))
+        current = _Current(load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config), config.moment_dtype))
         if current.state.step >= config.steps:
             raise InputError(f"{folder} has done all its {config.steps} steps; give a larger --steps to go on.")
         log = RunLog.resume(folder, current.state.step)
@@ -112,8 +114,20 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
     return 0 if stop.signal is None or current.state.step == config.steps else 128 + stop.signal
 
 
-def enable_compilation_cache() -> None:
-    """Keeps compiled programs on disk, so that only the first run on a machine waits for them."""
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of mallopt(3)
+
+
+def prepare_process() -> None:
+    """Keeps compiled programs on disk, so that only the first run on a machine waits for them, and freed memory for reuse.
+
+    A program's temporary memory, gigabytes of it, is asked for at each call and given back after it. By default glibc gets it
+    from the system anew each time, page by page: half of the seconds of an update at Qwen3-0.6B's size.
+    """
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, -1)
+        libc.mallopt(_M_ARENA_MAX, 1)
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 

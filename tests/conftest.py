@@ -16,7 +16,7 @@ from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.tokenizer import Tokenizer
 from grpojax.qwen.weights import Policy, load_policy, save_policy
-from grpojax.runner import enable_compilation_cache
+from grpojax.runner import prepare_process
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 
 # A forgotten axis must fail, not broadcast.
@@ -64,7 +64,7 @@ def _cache_folder(tmp_path_factory) -> Path:
 def own_cache(monkeypatch, _cache_folder) -> Path:
     """A cache of this test session instead of the user's: compiled programs serve other tests and subprocesses."""
     monkeypatch.setenv("GRPOJAX_CACHE", str(_cache_folder))
-    enable_compilation_cache()
+    prepare_process()
     return _cache_folder
 
 

@@ -2,6 +2,8 @@
 
 from concurrent.futures import Future
 
+import numpy as np
+
 
 class FakeGrader:
     """A grader whose verdicts a test decides: give it a `grade_many`."""
@@ -16,3 +18,12 @@ class FakeGrader:
 
     def close(self):
         pass
+
+
+def whole_sequences(batch):
+    """[B, T]: each answer of a batch behind its prompt, padded right with 0."""
+    prompts, lengths = batch.prompts[batch.prompt_of], batch.prompt_lens[batch.prompt_of]
+    tokens = np.pad(prompts, ((0, 0), (0, batch.targets.shape[1])))
+    for row, length, answer in zip(tokens, lengths, batch.targets, strict=True):
+        row[length : length + len(answer)] = answer
+    return tokens

@@ -62,7 +62,9 @@ def prune_checkpoints(folder: Path, keep: int, best: int | None) -> None:
             shutil.rmtree(folder / str(step))
 
 
-def load_checkpoint(folder: Path, policy: Policy, optimizer: optax.GradientTransformation) -> TrainState:
+def load_checkpoint(
+    folder: Path, policy: Policy, optimizer: optax.GradientTransformation, moment_dtype: str = "float32"
+) -> TrainState:
     """The newest complete state in a run's `checkpoints` folder.
 
     Raises:
@@ -76,7 +78,7 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer: optax.GradientTrans
         params = load_policy(newest, dtype=str(jax.tree.leaves(policy.params)[0].dtype)).params
     except InputError as error:
         raise InputError(_damaged("policy", newest, str(error).rstrip("."))) from error
-    empty = jax.eval_shape(lambda p: init_optimizer(optimizer, p), params)
+    empty = jax.eval_shape(lambda p: init_optimizer(optimizer, p, moment_dtype), params)
     reference = None
     try:
         with ocp.StandardCheckpointer() as checkpointer:

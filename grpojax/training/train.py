@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
@@ -21,7 +22,7 @@ from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
 from grpojax.tasks.rewards import Answer, grade_answers, score_answers
 from grpojax.training.rollout import Rollouts, concat_rollouts, generate, make_rollouts
-from grpojax.training.update import Batch, fitting_micro_batch, init_optimizer, make_batch, make_optimizer, score, update
+from grpojax.training.update import Batch, fitting_micro_batch, init_optimizer, make_batch, make_optimizer, score, update_in_place
 from grpojax.variants import Variant, variant_advantages
 
 
@@ -49,8 +50,9 @@ class TrainState:
 
 
 def initial_state(config: RunConfig, params: Params) -> TrainState:
-    """The state before the first step."""
-    return TrainState(0, params, init_optimizer(run_optimizer(config), params))
+    """The state before the first step. Its params are a copy: a run changes its own in place."""
+    own = jax.tree.map(jnp.copy, params)
+    return TrainState(0, own, init_optimizer(run_optimizer(config), own, config.moment_dtype))
 
 
 def run_optimizer(config: RunConfig) -> optax.GradientTransformation:
@@ -90,7 +92,8 @@ def train(
       grader: compares answers with the right ones; a new one if None.
 
     Yields:
-      After each step the new state and its record. The next step reuses the memory of this state's opt_state.
+      After each step the new state and its record. The next step reuses the memory of this state's params and opt_state:
+      copy what is to be kept.
 
     Raises:
       RunError: if a loss or gradient is not finite; it names the quantity and the step.
@@ -160,8 +163,8 @@ def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRec
                 (batch, gap), batch_at = _batch_of(run, state, groups, advantages, scores), at
             each = []
             for part in _minibatches(config, batch, jax.random.fold_in(jax.random.fold_in(key, epoch), _SHUFFLE)):
-                micro_batch = config.micro_batch or fitting_micro_batch(run.policy.config, *part.tokens.shape)
-                params, opt_state, metrics = update(
+                micro_batch = config.micro_batch or fitting_micro_batch(run.policy.config, part)
+                params, opt_state, metrics = update_in_place(
                     run.policy.config, run.optimizer, params, opt_state, variant, part, config.lr, micro_batch
                 )
                 each.append(jax.device_get(metrics))
@@ -170,7 +173,7 @@ def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRec
     step = state.step + 1
     reference = state.reference
     if variant.reference_refresh and step % variant.reference_refresh == 0 and "kl_coeff" in variant.numbers:
-        reference = params
+        reference = jax.tree.map(jnp.copy, params)
     seconds = {**clock, "step_seconds": time.perf_counter() - start}
     last |= {"groups_carried": len(carried)} if variant.dynamic_sampling else {}
     last["grading_timeouts"] = run.grader.timeouts - timeouts
@@ -352,7 +355,8 @@ def _or_none(value: float) -> float | None:
 
 def compile_counts() -> dict[str, int]:
     """How often each program was compiled in this process."""
-    return {program.__name__: program._cache_size() for program in (generate, score, update)}
+    programs = {"generate": generate, "score": score, "update": update_in_place}
+    return {name: program._cache_size() for name, program in programs.items()}
 
 
 def _minibatches(config: RunConfig, batch: Batch, key: Array) -> Iterator[Batch]:
@@ -360,7 +364,7 @@ def _minibatches(config: RunConfig, batch: Batch, key: Array) -> Iterator[Batch]
     if config.minibatches == 1:
         yield batch
         return
-    order = np.asarray(jax.random.permutation(key, len(batch.tokens)))
+    order = np.asarray(jax.random.permutation(key, len(batch.targets)))
     for part in np.split(order, config.minibatches):
         yield batch.rows(part)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import Array
 from grpojax.loss.logprobs import chunked_logps, length_mask
 from grpojax.loss.policy_loss import policy_loss
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import Params, causal_inputs, head_matrix, hidden_states
+from grpojax.qwen.model import Cache, Params, Prefix, causal_inputs, head_matrix, hidden_states
 from grpojax.training.rollout import Rollouts, bucket
 from grpojax.variants import Variant
 
@@ -23,11 +24,12 @@ recomputed in the backward pass."""
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Answers ready for an update. Answer token n of row b is predicted by position prompt_lens[b] - 1 + n."""
+    """Answers to P prompts, ready for an update. Several answers may have one prompt, which is then computed once."""
 
-    tokens: np.ndarray  # [B, T] int32, prompt and answer, padded right
-    prompt_lens: np.ndarray  # [B]
-    targets: np.ndarray  # [B, N] int32, the answers alone
+    prompts: np.ndarray  # [P, Tp] int32, padded right
+    prompt_lens: np.ndarray  # [P]
+    prompt_of: np.ndarray  # [B] int32, the prompt of each answer
+    targets: np.ndarray  # [B, N] int32, the answers, padded right
     mask: np.ndarray  # [B, N] float32, 1 at answer tokens
     old_logps: np.ndarray  # [B, N] float32 nats
     advantages: np.ndarray  # [B] float32
@@ -37,31 +39,31 @@ class Batch:
     keep: np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be sampled; None: all
 
     def rows(self, index: np.ndarray) -> "Batch":
-        """The batch of some of the sequences."""
-        return jax.tree.map(lambda x: x[index], self)
+        """The batch of some of the answers, with the prompts of all."""
+        some = jax.tree.map(lambda x: x[index], self.answers())
+        return dataclasses.replace(some, prompts=self.prompts, prompt_lens=self.prompt_lens)
+
+    def answers(self) -> "Batch":
+        """What there is one of for each answer: everything but the prompts."""
+        return dataclasses.replace(self, prompts=None, prompt_lens=None)
 
 
 jax.tree_util.register_dataclass(Batch)
 
 
 def make_batch(rollouts: Rollouts, advantages: np.ndarray) -> Batch:
-    """Puts each answer behind its prompt; widths are buckets of the longest answer and of the prompts.
+    """Rollouts and their advantages as a batch; its widths are buckets of the longest answer and of the prompts.
 
     Args:
       rollouts: P prompts with G answers each.
       advantages: [P, G].
     """
     size = bucket(int(rollouts.answer_lens.max()))
-    answers = _fit(rollouts.answers, size)
-    prompts = np.repeat(rollouts.prompts, rollouts.group_size, axis=0)
-    lengths = np.repeat(rollouts.prompt_lens, rollouts.group_size)
-    tokens = np.pad(prompts, ((0, 0), (0, size)))
-    for row, length, answer in zip(tokens, lengths, answers, strict=True):
-        row[length : length + size] = answer
     return Batch(
-        tokens=tokens,
-        prompt_lens=lengths,
-        targets=answers,
+        prompts=rollouts.prompts,
+        prompt_lens=rollouts.prompt_lens,
+        prompt_of=np.repeat(np.arange(len(rollouts.prompts), dtype=np.int32), rollouts.group_size),
+        targets=_fit(rollouts.answers, size),
         mask=length_mask(rollouts.answer_lens, size),
         old_logps=_fit(rollouts.logps, size),
         advantages=np.asarray(advantages, np.float32).reshape(-1),
@@ -81,9 +83,11 @@ def make_optimizer(max_grad_norm: float = 1.0, weight_decay: float = 0.01) -> op
     )
 
 
-def init_optimizer(optimizer: optax.GradientTransformation, params: Params) -> optax.OptState:
-    """The optimizer's state for these parameters; its moments are float32 whatever their dtype."""
-    return optimizer.init(_float32(params))
+def init_optimizer(
+    optimizer: optax.GradientTransformation, params: Params, moment_dtype: str = "float32"
+) -> optax.OptState:
+    """The optimizer's state for these parameters; its moments are in `moment_dtype` whatever theirs is."""
+    return optimizer.init(jax.tree.map(lambda x: x.astype(moment_dtype), params))
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -93,11 +97,11 @@ def score(config: QwenConfig, params: Params, batch: Batch, temperature: float |
     Args:
       temperature: logits are divided by it first; None: 1. Where the batch has `keep`, they are over the kept ids.
     """
-    return jnp.where(batch.mask > 0, _answer_logps(config, params, batch, temperature, remat=False), 0.0)
+    prompts = _encode_prompts(config, params, batch, remat=False)
+    return jnp.where(batch.mask > 0, _answer_logps(config, params, prompts, batch, temperature, remat=False), 0.0)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "optimizer", "micro_batch"), donate_argnames="opt_state")
-def update(
+def _update(
     config: QwenConfig,
     optimizer: optax.GradientTransformation,
     params: Params,
@@ -110,7 +114,7 @@ def update(
     """One step down the variant's loss.
 
     Gradients are summed over micro-batches; each contributes its share of the whole step's loss, so their size changes
-    memory and nothing else. `params` is not donated: the caller may still need it as the old policy.
+    memory and nothing else. The new optimizer state takes the memory of the old one, which cannot be used any more.
 
     Args:
       lr: learning rate, data.
@@ -123,6 +127,7 @@ def update(
     grads, metrics = gradients(config, params, variant, batch, micro_batch)
     grad_norm = optax.global_norm(grads)
     updates, new_state = optimizer.update(grads, opt_state, _float32(params))
+    new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, opt_state)
     moved = jax.tree.map(lambda p, u: (p.astype(jnp.float32) - lr * u).astype(p.dtype), params, updates)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
     new, old = (moved, new_state), (params, opt_state)
@@ -130,21 +135,34 @@ def update(
     return moved, new_state, metrics | {"grad_norm": grad_norm}
 
 
-def fitting_micro_batch(config: QwenConfig, rows: int, width: int) -> int:
-    """The largest divisor of `rows` whose activations at `width` tokens a sequence stay within ACTIVATION_BYTES, or 1."""
-    fits = [n for n in range(1, rows + 1) if rows % n == 0 and activation_bytes(config, n, width) <= ACTIVATION_BYTES]
+_STRUCTURE = ("config", "optimizer", "micro_batch")
+update = jax.jit(_update, static_argnames=_STRUCTURE, donate_argnames="opt_state")
+update_in_place = jax.jit(_update, static_argnames=_STRUCTURE, donate_argnames=("params", "opt_state"))
+"""`update`, but the new params take the memory of the old ones too, which cannot be used any more."""
+
+
+def fitting_micro_batch(config: QwenConfig, batch: Batch) -> int:
+    """The largest divisor of B with which the activations of so many answers stay within ACTIVATION_BYTES, or 1."""
+    rows = len(batch.targets)
+    fits = [n for n in range(1, rows + 1) if rows % n == 0 and activation_bytes(config, batch, n) <= ACTIVATION_BYTES]
     return max(fits, default=1)
 
 
 def gradients(
     config: QwenConfig, params: Params, variant: Variant, batch: Batch, micro_batch: int
 ) -> tuple[Params, dict[str, Array]]:
-    """Gradient of the variant's loss (float32, the tree of params), with loss and aux."""
-    rows, width = batch.tokens.shape
-    remat = activation_bytes(config, micro_batch, width) > ACTIVATION_BYTES
+    """Gradient of the variant's loss (float32, the tree of params), with loss and aux.
 
-    def loss_of(params, part):
-        logps = _answer_logps(config, params, part, variant.numbers.get("score_temperature"), remat)
+    The prompts are computed once, forward and backward: each micro-batch adds to the gradient of what its answers saw of
+    them, and the sum goes back through the prompts.
+    """
+    rows = len(batch.targets)
+    remat = activation_bytes(config, batch, micro_batch) > ACTIVATION_BYTES
+    prompts, back_to_params = jax.vjp(lambda params: _encode_prompts(config, params, batch, remat), params)
+
+    def loss_of(params, prompts, part):
+        part = dataclasses.replace(part, prompts=batch.prompts, prompt_lens=batch.prompt_lens)
+        logps = _answer_logps(config, params, prompts, part, variant.numbers.get("score_temperature"), remat)
         loss, aux = policy_loss(
             variant, logps, part.old_logps, part.ref_logps, part.advantages, part.mask,
             whole_mask=batch.mask, sampler_logps=part.sampler_logps, kl_scale=part.kl_scale,
@@ -152,33 +170,58 @@ def gradients(
         return loss, aux | {"loss": loss}
 
     def gradient_of(part):
-        grads, metrics = jax.grad(loss_of, has_aux=True)(params, part)
+        grads, metrics = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(params, prompts, part)
         return _float32(grads), metrics
 
     if rows == micro_batch:
-        return gradient_of(batch)
-    parts = jax.tree.map(lambda x: x.reshape(rows // micro_batch, micro_batch, *x.shape[1:]), batch)
-    one = jax.tree.map(lambda x: x[0], parts)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, one))
-    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, gradient_of(part)), None), zeros, parts)[0]
+        (grads, of_prompts), metrics = gradient_of(batch.answers())
+    else:
+        parts = jax.tree.map(lambda x: x.reshape(rows // micro_batch, micro_batch, *x.shape[1:]), batch.answers())
+        one = jax.tree.map(lambda x: x[0], parts)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, one))
+        add = lambda total, part: (jax.tree.map(jnp.add, total, gradient_of(part)), None)
+        ((grads, of_prompts), metrics), _ = jax.lax.scan(add, zeros, parts)
+    (rest,) = back_to_params(jax.tree.map(lambda grad, x: grad.astype(x.dtype), of_prompts, prompts))
+    return jax.tree.map(lambda grad, more: grad + more.astype(jnp.float32), grads, rest), metrics
 
 
-def _answer_logps(config: QwenConfig, params: Params, batch: Batch, temperature: float | None, remat: bool) -> Array:
+class _Prompts(NamedTuple):
+    """What the answers need of their P prompts."""
+
+    last: Array  # [P, D], hidden state of each prompt's last token, which predicts the first of the answer
+    cache: Cache  # keys and values
+
+
+def _encode_prompts(config: QwenConfig, params: Params, batch: Batch, remat: bool) -> _Prompts:
+    hidden, cache = hidden_states(config, params, batch.prompts, *causal_inputs(batch.prompts), remat=remat)
+    last = jnp.take_along_axis(hidden, (batch.prompt_lens - 1)[:, None, None], axis=1)[:, 0]
+    return _Prompts(last, cache)
+
+
+def _answer_logps(
+    config: QwenConfig, params: Params, prompts: _Prompts, batch: Batch, temperature: float | None, remat: bool
+) -> Array:
     """[B, N] log-probs of batch.targets; the head sees only the positions that predict an answer token."""
-    hidden, _ = hidden_states(config, params, batch.tokens, *causal_inputs(batch.tokens), remat=remat)
-    at = batch.prompt_lens[:, None] - 1 + jnp.arange(batch.targets.shape[1])[None, :]
-    return chunked_logps(
-        jnp.take_along_axis(hidden, at[:, :, None], axis=1), head_matrix(config, params), batch.targets,
-        temperature=temperature, keep=batch.keep,
+    lengths, of = batch.prompt_lens, batch.prompt_of
+    there = jnp.arange(batch.prompts.shape[1])[None, :] < lengths[:, None]
+    own = lambda x: x if len(lengths) == 1 else x[of]  # answers to one prompt share its keys without a copy
+    positions, causal = causal_inputs(batch.targets)
+    hidden, _ = hidden_states(
+        config, params, batch.targets, lengths[of][:, None] + positions, causal,
+        prefix=Prefix(jax.tree.map(own, prompts.cache), own(there)), remat=remat,
     )  # fmt: skip
+    predicting = jnp.concatenate([prompts.last[of][:, None], hidden[:, :-1]], axis=1)
+    head = head_matrix(config, params)
+    return chunked_logps(predicting, head, batch.targets, temperature=temperature, keep=batch.keep)
 
 
-def activation_bytes(config: QwenConfig, rows: int, width: int) -> int:
-    """About what the backward pass of the layers keeps for [rows, width] tokens: each block's activations and attention."""
+def activation_bytes(config: QwenConfig, batch: Batch, rows: int) -> int:
+    """About what the backward pass keeps of the layers for so many answers of a batch: activations and attention."""
     itemsize = jnp.dtype(config.compute_dtype).itemsize
+    length, keys = batch.targets.shape[1], batch.targets.shape[1] + batch.prompts.shape[1]
     per_token = 8 * config.hidden_size + 3 * config.intermediate_size + 4 * config.num_heads * config.head_dim
-    per_token = per_token * itemsize + 3 * config.num_heads * width * 4
-    return rows * width * config.num_layers * per_token
+    per_token = per_token * itemsize + 3 * config.num_heads * keys * 4
+    return rows * length * config.num_layers * per_token
 
 
 def _fit(rows: np.ndarray, size: int, fill: int = 0) -> np.ndarray:

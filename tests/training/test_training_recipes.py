@@ -94,16 +94,16 @@ def test_every_variant_raises_the_probability_of_a_rewarded_token(name, tiny_pol
 
 
 def test_a_pool_is_drawn_once_and_keeps_its_old_logps(steps_of, spy):
-    rollouts, updates = spy("make_rollouts"), spy("update")
+    rollouts, updates = spy("make_rollouts"), spy("update_in_place")
     next(steps_of(make_config(inner_epochs=3)))
     assert (len(rollouts), len(updates)) == (1, 3)
     first, second, third = batches(updates)
     np.testing.assert_array_equal(first.old_logps, third.old_logps)
-    np.testing.assert_array_equal(first.tokens, second.tokens)
+    np.testing.assert_array_equal(first.targets, second.targets)
 
 
 def test_minibatches_cover_the_pool_in_another_order_each_epoch(steps_of, spy):
-    updates = spy("update")
+    updates = spy("update_in_place")
     next(steps_of(make_config(inner_epochs=2, minibatches=2)))
     parts = [batch.targets for batch in batches(updates)]
     assert [len(part) for part in parts] == [4] * 4
@@ -166,7 +166,7 @@ def test_rounds_draw_other_answers_to_the_same_problem(steps_of, spy):
 
 def test_a_carried_group_keeps_the_log_probs_of_the_policy_that_sampled_it(steps_of, spy):
     """With a safeguard the trainer scores: what waited is scored by the weights of its own step, not by today's."""
-    updates = spy("update")
+    updates = spy("update_in_place")
     config = make_config(dynamic_sampling=5, tis_cap=2.0, lr=0.05, inner_epochs=1)
     list(steps_of(config, live=lambda g: g in (1, 2, 3, 5)))
     second = batches(updates)[1]  # groups 3 (carried) and 5
@@ -263,7 +263,7 @@ def test_a_kept_mask_needs_something_to_choose_from():
 
 
 def test_masks_reach_the_update_and_gradients_stay_finite(steps_of, spy):
-    updates = spy("update")
+    updates = spy("update_in_place")
     _, record = next(steps_of(make_config(variant="deepseek-v3.2", temperature=0.7, top_p=0.8)))
     assert batches(updates)[0].keep is not None
     assert np.isfinite(record.metrics["grad_norm"]) and record.metrics["grad_norm"] > 0
@@ -276,7 +276,7 @@ def test_masks_reach_the_update_and_gradients_stay_finite(steps_of, spy):
 
 def test_a_domain_may_do_without_the_kl_term(steps_of, spy):
     problems = [dataclasses.replace(PROBLEMS[0]), dataclasses.replace(PROBLEMS[1], domain="code")]
-    updates = spy("update")
+    updates = spy("update_in_place")
     next(steps_of(make_config(kl_domains="math=0,code=2"), problems=problems))
     assert batches(updates)[0].kl_scale.tolist() == [0.0] * 4 + [2.0] * 4
     assert "kl_coeff" in run_variant(make_config(kl_domains="math=0"), problems).numbers
@@ -299,7 +299,7 @@ def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_po
 
 
 def test_truncated_answers_can_be_left_out(steps_of, spy, monkeypatch):
-    updates, truncated, sampled = spy("update"), np.array([True, False] * 4), module.make_rollouts
+    updates, truncated, sampled = spy("update_in_place"), np.array([True, False] * 4), module.make_rollouts
     monkeypatch.setattr(module, "make_rollouts", lambda *args: dataclasses.replace(sampled(*args), truncated=truncated))
     _, record = next(steps_of(make_config(mask_truncated=True)))
     lengths = np.array([sample.length for sample in record.samples])
@@ -326,7 +326,7 @@ def test_an_answer_on_which_all_rewards_abstain_takes_no_part(steps_of, monkeypa
 
 
 def test_trainer_and_sampler_are_compared_where_a_safeguard_asks(steps_of, spy):
-    updates = spy("update")
+    updates = spy("update_in_place")
     _, record = next(steps_of(make_config(variant="olmo3", dynamic_sampling=0)))
     batch = batches(updates)[0]
     np.testing.assert_allclose(batch.sampler_logps, batch.old_logps, atol=1e-5)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fakes import whole_sequences
+
 from grpojax import VARIANTS, get_variant, group_advantages
 from grpojax.loss.logprobs import token_logps
 from grpojax.qwen.config import QwenConfig
@@ -91,14 +93,14 @@ def assert_equal_trees(got, want):
 class TestMakeBatch:
     def test_places(self):
         batch = make_batch(rollouts_of(PROMPTS, ANSWERS, size=20), [[1.0, 2.0], [3.0, 4.0]])
-        assert batch.tokens.shape == (4, 32) and batch.targets.shape == (4, 16)
-        assert batch.tokens[:, :9].tolist() == [
+        assert batch.prompts.shape == (2, 16) and batch.targets.shape == (4, 16)
+        assert whole_sequences(batch)[:, :9].tolist() == [
             [5, 6, 7, 1, 2, 0, 0, 0, 0],
             [5, 6, 7, 3, 0, 0, 0, 0, 0],
             [8, 4, 4, 4, 4, 0, 0, 0, 0],
             [8, 0, 0, 0, 0, 0, 0, 0, 0],
         ]
-        assert batch.prompt_lens.tolist() == [3, 3, 1, 1]
+        assert batch.prompt_lens.tolist() == [3, 1] and batch.prompt_of.tolist() == [0, 0, 1, 1]
         assert batch.mask.sum(axis=1).tolist() == [3, 2, 5, 1]
         assert batch.mask[1, :3].tolist() == [1, 1, 0]
         assert batch.old_logps[2, :3].tolist() == [-200, -201, -202]
@@ -112,7 +114,7 @@ class TestMakeBatch:
 
     def test_rows(self, batch):
         part = batch.rows(np.array([2, 0]))
-        np.testing.assert_array_equal(part.tokens, batch.tokens[[2, 0]])
+        np.testing.assert_array_equal(whole_sequences(part), whole_sequences(batch)[[2, 0]])
         np.testing.assert_array_equal(part.ref_logps, batch.ref_logps[[2, 0]])
         assert part.advantages.tolist() == [0.5, 1.0]
         assert dataclasses.replace(batch, ref_logps=None).rows(np.array([1])).ref_logps is None
@@ -124,7 +126,8 @@ class TestScore:
         return random_params(TINY)
 
     def test_equals_a_full_pass(self, params, batch):
-        full = np.asarray(token_logps(Policy(TINY, params).apply(params, batch.tokens), batch.tokens))
+        tokens = whole_sequences(batch)
+        full = np.asarray(token_logps(Policy(TINY, params).apply(params, tokens), tokens))
         got = np.asarray(score(TINY, params, batch))
         for row, (prompt, answer) in enumerate(zip([*PROMPTS[:1] * 2, *PROMPTS[1:] * 2], ANSWERS, strict=True)):
             first = len(prompt) - 1
@@ -136,10 +139,10 @@ class TestScore:
         np.testing.assert_allclose(score(TINY, params, batch.rows(np.array([2])))[0], together[2], atol=1e-5)
 
     def test_padding_has_no_say(self, params, batch):
-        tokens = batch.tokens.copy()
-        for row, (prompt, answer) in enumerate(zip([*PROMPTS[:1] * 2, *PROMPTS[1:] * 2], ANSWERS, strict=True)):
-            tokens[row, len(prompt) + len(answer) :] = 9
-        other = dataclasses.replace(batch, tokens=tokens, targets=np.where(batch.mask > 0, batch.targets, 9))
+        there = np.arange(batch.prompts.shape[1])[None, :] < batch.prompt_lens[:, None]
+        other = dataclasses.replace(
+            batch, prompts=np.where(there, batch.prompts, 9), targets=np.where(batch.mask > 0, batch.targets, 9)
+        )
         assert_equal_trees(score(TINY, params, other), score(TINY, params, batch))
 
     def test_equal_weights_have_no_divergence(self, params, batch):
@@ -235,10 +238,11 @@ class TestUpdate:
 
 def test_fitting_micro_batch(monkeypatch):
     """The largest divisor of 12 that fits; one sequence at a time where not even that does."""
-    one = activation_bytes(TINY, 1, 48)
+    batch = make_batch(rollouts_of(PROMPTS[:1], ANSWERS * 3, size=20), np.zeros((1, 12)))
+    one = activation_bytes(TINY, batch, 1)
     for limit, size in ((12 * one, 12), (12 * one - 1, 6), (5 * one, 4), (3 * one, 3), (one, 1), (0, 1)):
         monkeypatch.setattr(update_module, "ACTIVATION_BYTES", limit)
-        assert fitting_micro_batch(TINY, 12, 48) == size
+        assert fitting_micro_batch(TINY, batch) == size
 
 
 class TestOptimizer:

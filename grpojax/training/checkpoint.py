@@ -85,12 +85,12 @@ def load_checkpoint(
             opt_state = checkpointer.restore((newest / "optimizer").absolute(), empty)
             if (newest / "reference").exists():
                 reference = checkpointer.restore((newest / "reference").absolute(), jax.eval_shape(lambda p: p, params))
-        problems_used, carried = _read_progress(newest)
+        problems_used, widths, carried = _read_progress(newest)
     except Exception as error:  # Orbax and its storage raise many sorts
         raise InputError(_damaged("optimizer state", newest, type(error).__name__)) from error
     # Restored arrays are bound to their device, those of a new run are not, and the programs would be compiled once for each.
     opt_state, reference = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), (opt_state, reference))
-    return TrainState(steps[-1], params, opt_state, problems_used, carried, reference)
+    return TrainState(steps[-1], params, opt_state, problems_used, carried, reference, widths)
 
 
 def _write_progress(folder: Path, state: TrainState) -> None:
@@ -104,10 +104,11 @@ def _write_progress(folder: Path, state: TrainState) -> None:
         told.append({"domain": group.domain, "samples": [dataclasses.asdict(sample) for sample in group.samples]})
     if arrays:
         np.savez(folder / "carried.npz", **arrays)
-    (folder / "progress.json").write_text(json.dumps({"problems_used": state.problems_used, "carried": told}))
+    progress = {"problems_used": state.problems_used, "widths": state.widths, "carried": told}
+    (folder / "progress.json").write_text(json.dumps(progress))
 
 
-def _read_progress(folder: Path) -> tuple[int, tuple[Group, ...]]:
+def _read_progress(folder: Path) -> tuple[int, tuple[int, ...], tuple[Group, ...]]:
     progress = json.loads((folder / "progress.json").read_text())
     carried = []
     if progress["carried"]:
@@ -117,7 +118,7 @@ def _read_progress(folder: Path) -> tuple[int, tuple[Group, ...]]:
                 rewards, old_logps = own.pop("rewards"), own.pop("old_logps", None)
                 samples = [Sample(**sample) for sample in told["samples"]]
                 carried.append(Group(Rollouts(**own), samples, rewards, told["domain"], old_logps))
-    return progress["problems_used"], tuple(carried)
+    return progress["problems_used"], tuple(progress["widths"]), tuple(carried)
 
 
 def _damaged(part: str, folder: Path, why: str) -> str:

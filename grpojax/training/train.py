@@ -21,7 +21,7 @@ from grpojax.tasks.grading import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
 from grpojax.tasks.rewards import Answer, grade_answers, score_answers
-from grpojax.training.rollout import Rollouts, concat_rollouts, generate, make_rollouts
+from grpojax.training.rollout import Rollouts, bucket, concat_rollouts, generate, make_rollouts
 from grpojax.training.update import Batch, fitting_micro_batch, init_optimizer, make_batch, make_optimizer, score, update_in_place
 from grpojax.variants import Variant, variant_advantages
 
@@ -47,6 +47,7 @@ class TrainState:
     problems_used: int = 0  # where in the list of problems the next step goes on
     carried: tuple[Group, ...] = ()  # groups that dynamic sampling drew beyond its need
     reference: Params | None = None  # the refreshed reference of a KL term; None: the weights the run began with
+    widths: tuple[int, ...] = ()  # that batches may have, see `_widths_after`; (): before the first step
 
 
 def initial_state(config: RunConfig, params: Params) -> TrainState:
@@ -151,16 +152,20 @@ def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRec
                 groups, scores = _sample_and_grade(run, state, _problems_again(groups, run.problems), epoch_key)
                 drawn.add(groups)
             draws.append((*_with_advantages(variant, groups), scores))
-    batch, batch_at = None, None
+    with _timed(clock, "update_seconds"):  # so do all batches: the first update takes the old policy's memory
+        batches = [
+            None if config.skip_zero_advantage_updates and not advantages.any()
+            else _batch_of(run, state, groups, advantages, scores)
+            for groups, advantages, scores in draws
+        ]  # fmt: skip
     for epoch in range(variant.inner_epochs):
         at = min(epoch, len(draws) - 1)
-        groups, advantages, scores = draws[at]
-        if config.skip_zero_advantage_updates and not advantages.any():
+        groups, advantages, _ = draws[at]
+        if batches[at] is None:
             last = {"loss": 0.0, "pg_loss": 0.0, "kl_loss": 0.0}
             continue
+        batch, gap = batches[at]
         with _timed(clock, "update_seconds"):
-            if batch_at != at:
-                (batch, gap), batch_at = _batch_of(run, state, groups, advantages, scores), at
             each = []
             for part in _minibatches(config, batch, jax.random.fold_in(jax.random.fold_in(key, epoch), _SHUFFLE)):
                 micro_batch = config.micro_batch or fitting_micro_batch(run.policy.config, part)
@@ -178,7 +183,8 @@ def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRec
     last |= {"groups_carried": len(carried)} if variant.dynamic_sampling else {}
     last["grading_timeouts"] = run.grader.timeouts - timeouts
     record = _record(run, step, groups, advantages, drawn, last, seconds)
-    return TrainState(step, params, opt_state, used, carried, reference), record
+    widths = _widths_after(run, state, record.samples)
+    return TrainState(step, params, opt_state, used, carried, reference, widths), record
 
 
 _SHUFFLE, _ROUND = 2**30, 2**31
@@ -216,9 +222,27 @@ def _with_old_logps(run: _Run, state: TrainState, group: Group) -> Group:
     """A group that waits for the next step, with what the trainer makes of it today; unchanged where it was carried before."""
     if group.old_logps is not None or not _scores_old(run):
         return group
-    batch = make_batch(group.rollouts, np.zeros(len(group.samples)))
+    batch = make_batch(group.rollouts, np.zeros(len(group.samples)), _width(run, state, group.rollouts))
     old_logps = score(run.policy.config, state.params, batch, run.variant.numbers.get("score_temperature"))
     return dataclasses.replace(group, old_logps=np.asarray(old_logps))
+
+
+def _width(run: _Run, state: TrainState, rollouts: Rollouts) -> int:
+    """The narrowest width of a batch that holds these answers."""
+    longest = int(rollouts.answer_lens.max())
+    return min(width for width in state.widths or (bucket(run.config.max_new_tokens),) if width >= longest)
+
+
+def _widths_after(run: _Run, state: TrainState, samples: Sequence[Sample]) -> tuple[int, ...]:
+    """The widths of the next step's batches: the budget, and what the first step's answers needed if that is half of it at most.
+
+    Each width is a compilation. The narrow one goes again if the second step had no use for it, so that a run compiles its
+    update twice at most, before its third step, and does not pay for a budget that it does not use.
+    """
+    budget, needed = bucket(run.config.max_new_tokens), bucket(max(sample.length for sample in samples))
+    if state.step == 0:
+        return (budget, needed) if needed <= budget // 2 else (budget,)
+    return tuple(width for width in state.widths if width == budget or state.step > 1 or needed <= width)
 
 
 def _scores_old(run: _Run) -> bool:
@@ -313,7 +337,7 @@ def _scores(run: _Run, state: TrainState, rollouts: Rollouts) -> dict[str, Array
     variant, config = run.variant, run.policy.config
     if not _scores_old(run) and "kl_coeff" not in variant.numbers:
         return {}
-    batch = make_batch(rollouts, np.zeros(len(rollouts.answers)))
+    batch = make_batch(rollouts, np.zeros(len(rollouts.answers)), _width(run, state, rollouts))
     temperature, scores = variant.numbers.get("score_temperature"), {}
     if _scores_old(run):
         scores["old_logps"] = score(config, state.params, batch, temperature)
@@ -329,7 +353,7 @@ def _batch_of(
     """The batch of an update, with every log-prob the variant compares with, and the gap of trainer and sampler if known."""
     variant = run.variant
     rollouts = concat_rollouts([group.rollouts for group in groups])
-    batch = make_batch(rollouts, advantages)
+    batch = make_batch(rollouts, advantages, _width(run, state, rollouts))
     scores = jax.device_get(scores or _scores(run, state, rollouts))
     gap = {}
     if "old_logps" in scores:

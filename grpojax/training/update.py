@@ -51,14 +51,15 @@ class Batch:
 jax.tree_util.register_dataclass(Batch)
 
 
-def make_batch(rollouts: Rollouts, advantages: np.ndarray) -> Batch:
-    """Rollouts and their advantages as a batch; its widths are buckets of the longest answer and of the prompts.
+def make_batch(rollouts: Rollouts, advantages: np.ndarray, width: int | None = None) -> Batch:
+    """Rollouts and their advantages as a batch.
 
     Args:
       rollouts: P prompts with G answers each.
       advantages: [P, G].
+      width: N, at least the longest answer; None: its bucket.
     """
-    size = bucket(int(rollouts.answer_lens.max()))
+    size = width or bucket(int(rollouts.answer_lens.max()))
     return Batch(
         prompts=rollouts.prompts,
         prompt_lens=rollouts.prompt_lens,

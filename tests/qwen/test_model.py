@@ -74,6 +74,48 @@ def test_cached_decoding_in_pieces_equals_the_full_forward_pass(tiny_config, fam
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_that_share_a_prefix_equal_whole_ones(tiny_config, family):
+    """Six answers of three tokens to two prompts of 5 and 3 tokens, against six full passes: logits and gradient."""
+    config = tiny_config(**family)
+    params, lengths, share = _random(config), np.array([5, 3]), 3
+    prompts, answers = _tokens(config, 2, 5), _tokens(config, 6, 3, seed=6)
+    there = np.arange(5)[None, :] < lengths[:, None]
+
+    def shared(params):
+        _, cache = hidden_states(config, params, prompts, *causal_inputs(prompts))
+        positions, causal = causal_inputs(answers)
+        positions += np.repeat(lengths, share)[:, None]
+        hidden, _ = hidden_states(config, params, answers, positions, causal, prefix=model.Prefix(cache, there))
+        return head_logits(config, params, hidden)
+
+    def whole(params):
+        rows = []
+        for b, answer in enumerate(answers):
+            length = int(lengths[b // share])
+            tokens = jnp.concatenate([prompts[b // share, :length], answer])[None]
+            rows.append(forward(config, params, tokens)[0, length:])
+        return jnp.stack(rows)
+
+    np.testing.assert_allclose(shared(params), whole(params), atol=2e-5)
+    weights = jax.random.normal(jax.random.key(8), (6, 3, config.vocab_size))
+    got, want = (jax.jit(jax.grad(lambda p, f=f: jnp.sum(weights * f(p))))(params) for f in (shared, whole))
+    scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), got, want)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_decode_step_multiplies_as_a_long_pass_does(rows):
+    """The two forms of one product; 7 inputs and 5 outputs, so that a wrong turn does not fit."""
+    weight = jax.random.normal(jax.random.key(0), (5, 7))
+    x = jax.random.normal(jax.random.key(1), (rows, 4, 7))
+    whole = jax.jit(model._product)(x, weight)
+    np.testing.assert_allclose(whole, np.asarray(x) @ np.asarray(weight).T, atol=1e-5)
+    for t in range(4):
+        np.testing.assert_allclose(jax.jit(model._product)(x[:, t : t + 1], weight)[:, 0], whole[:, t], atol=1e-5)
+        np.testing.assert_allclose(jax.jit(model._product)(x[:, t], weight), whole[:, t], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_padded_rows_equal_single_rows(tiny_config, family):
     config = tiny_config(**family)
     params, tokens, lengths, width = _random(config), _tokens(config, 2, 8), (3, 6), 8

@@ -257,3 +257,16 @@ def test_buckets():
     assert prompts.shape == (2, 32) and prompts.dtype == np.int32
     assert lengths.tolist() == [2, 17]
     assert prompts[0].tolist() == [4, 5] + [0] * 30
+
+
+def test_no_copy_between_host_and_device_inside_the_loop(tiny_policy):
+    """With all arguments on the device, a whole generation moves nothing; an argument from the host is refused."""
+    prompts, lengths = jax.device_put(pad_prompts([[5, 6, 7], [8]]))
+    sampler = jax.device_put(make_sampler(0.8, 0.9))
+    key = jax.random.key(0)
+    sizes = dict(num_rollouts=2, max_new_tokens=6, stop_ids=(0,), known_ids=10)
+    run = lambda prompts: generate(tiny_policy.config, tiny_policy.params, prompts, lengths, key, sampler, **sizes)
+    with jax.transfer_guard("disallow"):
+        jax.block_until_ready(run(prompts))
+        with pytest.raises(Exception, match="[Dd]isallowed host-to-device transfer"):
+            run(np.zeros(prompts.shape, np.int32))

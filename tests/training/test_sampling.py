@@ -207,3 +207,23 @@ def test_numbers_of_a_sampler_are_data():
 def test_numbers_out_of_range_are_refused(arguments, message):
     with pytest.raises(InputError, match=message):
         make_sampler(**{"temperature": 1.0} | arguments)
+
+
+def test_draw_takes_each_index_by_its_weight():
+    """Five weights in blocks of three, of which (0, 0) and 1/4, 1/2, 1/4; the last block is padded."""
+    weights = jnp.array([0.0, 1.0, 0.0, 2.0, 1.0])
+    drawn = np.asarray(jax.vmap(sampling.draw, (0, None))(keys_of(3, 20_000), weights))
+    counts = np.bincount(drawn, minlength=5) / 20_000
+    assert counts[0] == counts[2] == 0
+    np.testing.assert_allclose(counts[[1, 3, 4]], [0.25, 0.5, 0.25], atol=4 * (0.25 / 20_000) ** 0.5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 24, 25, 26, 151_936])
+def test_draw_never_leaves_the_positive_weights(size):
+    """One positive weight, at either end or in the middle, and a uniform number as near 1 as there is."""
+    for place in {0, size // 2, size - 1}:
+        weights = jnp.zeros(size).at[place].set(1e-30)
+        assert jax.vmap(jax.jit(sampling.draw), (0, None))(keys_of(4, 8), weights).tolist() == [place] * 8
+    almost = jnp.float32(1 - 2**-24)
+    assert sampling._place_of(almost, jnp.array([0.3, 0.7, 0.0])) == 1
+    assert sampling._place_of(jnp.float32(0.0), jnp.array([0.0, 0.3, 0.7])) == 1

@@ -372,3 +372,60 @@ def test_weights_that_are_not_finite_are_named_by_the_loss(steps_of, tiny_policy
     policy = dataclasses.replace(tiny_policy, params=broken)
     with pytest.raises(RunError, match="^loss became nan at step 1;"):
         next(steps_of(make_config(), policy=policy))
+
+
+# --- widths of the batches ---
+
+
+def widths_of(updates):
+    return [args[5].targets.shape[1] for args, _ in updates]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "widths"),
+    [
+        ([3, 20, 16, 40], [64, 64, 64, 64]),  # the second step has no use for 16, so that it is never compiled
+        ([3, 16, 17, 2], [64, 16, 64, 16]),
+        ([40, 3, 3], [64, 64, 64]),  # more than half of the budget
+    ],
+)
+def test_a_run_has_two_widths_at_most_both_met_before_its_third_step(steps_of, spy, monkeypatch, lengths, widths):
+    updates, sizes = spy("update_in_place"), iter(lengths)
+    make_rollouts = module.make_rollouts
+
+    def cut(*args):  # the answers of a step are as long as the table says
+        rollouts = make_rollouts(*args)
+        return dataclasses.replace(rollouts, answer_lens=np.full_like(rollouts.answer_lens, next(sizes)))
+
+    monkeypatch.setattr(module, "make_rollouts", cut)
+    for _ in steps_of(make_config(max_new_tokens=64, inner_epochs=1, steps=len(lengths))):
+        pass
+    assert widths_of(updates) == widths
+
+
+def test_a_resumed_run_has_the_widths_of_the_unbroken_one(steps_of, tiny_policy, tmp_path):
+    config = make_config(steps=1)
+    state = dataclasses.replace(next(steps_of(config))[0], widths=(64, 16))
+    save_checkpoint(tmp_path / "checkpoints", tiny_policy, state)
+    assert load_checkpoint(tmp_path / "checkpoints", tiny_policy, run_optimizer(config)).widths == (64, 16)
+
+
+def test_all_batches_are_made_before_the_old_policy_goes(steps_of):
+    """Two fresh draws that the trainer scores, after the choice of groups: the first update takes the weights they need."""
+    config = make_config(dynamic_sampling=2, tis_cap=2.0, inner_epochs=2, rollout_reuse="fresh", steps=1)
+    _, record = next(steps_of(config))
+    assert record.metrics["logp_gap"] < 1e-4
+
+
+def test_moments_in_bfloat16(steps_of, tiny_policy, tmp_path):
+    """They stay so through a step and a checkpoint, and move the weights almost as float32 moments do."""
+    config, exact = make_config(moment_dtype="bfloat16", steps=1, inner_epochs=1), make_config(steps=1, inner_epochs=1)
+    state, _ = next(steps_of(config))
+    want, _ = next(steps_of(exact))
+    adam = next(part for part in state.opt_state if isinstance(part, optax.ScaleByAdamState))
+    assert {x.dtype for x in jax.tree.leaves((adam.mu, adam.nu))} == {jnp.dtype("bfloat16")}
+    # At step 1 every weight moves by lr = 1e-2 in the direction of its gradient, whatever the moments' rounding.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), state.params, want.params)
+    save_checkpoint(tmp_path / "checkpoints", tiny_policy, state)
+    again = load_checkpoint(tmp_path / "checkpoints", tiny_policy, run_optimizer(config), "bfloat16")
+    assert_same_arrays(again.opt_state, state.opt_state)

@@ -236,6 +236,28 @@ class TestUpdate:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
+@pytest.mark.parametrize("micro_batch", [8, 4, 2, 1])
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS])
+def test_a_shared_prompt_equals_a_prompt_of_its_own_for_each_answer(prompts, micro_batch):
+    """Log-probs, loss and gradient of eight answers, for every size of micro-batch."""
+    params = random_params(TINY)
+    share = 8 // len(prompts)
+    advantages = np.linspace(-1, 1, 8).reshape(len(prompts), share)
+    shared = make_batch(rollouts_of(prompts, ANSWERS * 2, size=20), advantages)
+    alone = make_batch(rollouts_of([p for p in prompts for _ in range(share)], ANSWERS * 2, size=20), advantages.reshape(8, 1))
+    assert (len(shared.prompts), len(alone.prompts)) == (len(prompts), 8)
+    old = np.asarray(score(TINY, params, shared))
+    np.testing.assert_allclose(old, score(TINY, params, alone), atol=1e-5)
+    shared, alone = (dataclasses.replace(batch, old_logps=old) for batch in (shared, alone))
+    variant = get_variant("clipped")
+    got, metrics = jax.jit(gradients, static_argnums=(0, 4))(TINY, params, variant, shared, micro_batch)
+    want, plain = jax.jit(gradients, static_argnums=(0, 4))(TINY, params, variant, alone, 8)
+    np.testing.assert_allclose(metrics["loss"], plain["loss"], atol=1e-5)
+    scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))
+    assert scale > 0.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), got, want)
+
+
 def test_fitting_micro_batch(monkeypatch):
     """The largest divisor of 12 that fits; one sequence at a time where not even that does."""
     batch = make_batch(rollouts_of(PROMPTS[:1], ANSWERS * 3, size=20), np.zeros((1, 12)))

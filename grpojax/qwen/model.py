@@ -112,7 +112,8 @@ class _Decoder(nn.Module):
         c = self.config
         embedding = _Table(c.vocab_size, c.hidden_size, "embedding", name="embed")()
         x = embedding[tokens].astype(c.compute_dtype)
-        rope = _rope_angles(positions, c.head_dim, c.rope_theta)
+        # The barrier keeps XLA from computing the same cosines again in every layer.
+        rope = jax.lax.optimization_barrier(_rope_angles(positions, c.head_dim, c.rope_theta))
         layer = nn.remat(_Layer) if remat else _Layer
         filled = []
         for i in range(c.num_layers):
@@ -209,13 +210,14 @@ class _Table(nn.Module):
 def _product(x: Array, weight: Array) -> Array:
     """[..., in] and [out, in] -> [..., out], float32.
 
-    The one product of a decode step, in which [B, 1, in] meets a weight that is read for its sake, is asked for as
-    weight times columns: so XLA's CPU backend reads the weight at the speed of memory, and otherwise at a third of it.
-    The barrier keeps XLA from turning it round again.
+    In a decode step few rows meet a weight that is read for their sake. In float32 that is asked for as weight times
+    columns: so XLA's CPU backend reads the weight at the speed of memory, and otherwise at a third of it. The barrier
+    keeps XLA from turning it round again.
     """
-    if x.ndim == 3 and x.shape[1] > 1:
-        return jnp.einsum("bti,oi->bto", x, weight, preferred_element_type=jnp.float32)
-    columns = jnp.einsum("oi,bi->ob", weight, x.reshape(x.shape[0], -1), preferred_element_type=jnp.float32)
+    decoding = x.ndim == 2 or x.shape[1] == 1
+    if not decoding or x.dtype != jnp.float32:
+        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
+    columns = jnp.einsum("oi,bi->ob", weight, x.reshape(x.shape[0], -1))
     return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], -1)
 
 
@@ -247,9 +249,15 @@ def _grouped_attention(q: Array, segments: list[tuple[Array, Array, Array]]) -> 
     batch, length, heads, dim = q.shape
 
     def scores_of(k, attend):  # [P, K, B / P, H / K, T, L]
-        shared = q.reshape(k.shape[0], -1, length, k.shape[1], heads // k.shape[1], dim)
-        scores = jnp.einsum("pbtkgh,pkhl->pkbgtl", shared, k, preferred_element_type=jnp.float32) * dim**-0.5
+        places, key_heads = k.shape[:2]
+        shared = q.reshape(places, -1, length, key_heads, heads // key_heads, dim).transpose(0, 3, 1, 4, 2, 5)
+        scores = _matmul(shared.reshape(places, key_heads, -1, dim), k) * dim**-0.5
+        scores = scores.reshape(*shared.shape[:-1], k.shape[-1])
         return jnp.where(attend[:, None, :, None], scores, jnp.finfo(jnp.float32).min)
+
+    def values_of(weights, v):  # [P, K, B / P, H / K, T, h]
+        rows = weights.reshape(*weights.shape[:2], -1, weights.shape[-1])
+        return _matmul(rows.astype(v.dtype), v).reshape(*weights.shape[:-1], dim)
 
     def by_row(x):  # [P, K, B / P, H / K, T, ...] -> [B, T, H, ...]
         order = (0, 2, 4, 1, 3, *range(5, x.ndim))
@@ -263,8 +271,10 @@ def _grouped_attention(q: Array, segments: list[tuple[Array, Array, Array]]) -> 
     top = functools.reduce(jnp.maximum, [by_row(jnp.max(jax.lax.stop_gradient(s), axis=-1)) for s in scores])
     weights = [jnp.exp(s - by_segment(top, s)) for s in scores]
     total = sum(by_row(jnp.sum(w, axis=-1)) for w in weights)
-    out = sum(
-        by_row(jnp.einsum("pkbgtl,pklh->pkbgth", w.astype(v.dtype), v, preferred_element_type=jnp.float32))
-        for w, (_, v, _) in zip(weights, segments, strict=True)
-    )
+    out = sum(by_row(values_of(w, v)) for w, (_, v, _) in zip(weights, segments, strict=True))
     return out / total[..., None]
+
+
+def _matmul(a: Array, b: Array) -> Array:
+    """Batched a @ b in this order of operands (einsum may turn it round), float32."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)

@@ -230,9 +230,11 @@ def _rope_angles(positions: Array, head_dim: int, theta: float) -> tuple[Array, 
 
 def _rotate(x: Array, rope: tuple[Array, Array]) -> Array:
     """Rotates the pairs (i, i + head_dim / 2): the split-half form that Qwen checkpoints expect."""
-    cos, sin = rope
-    left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+    cos, sin = (angle[..., None, :] for angle in rope)
+    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
+    # Written without a concatenation, which XLA's CPU backend makes element by element.
+    turned = halves * cos + halves[..., ::-1, :] * jnp.concatenate([-sin, sin], axis=-2)
+    return turned.reshape(x.shape).astype(x.dtype)
 
 
 def _grouped_attention(q: Array, segments: list[tuple[Array, Array, Array]]) -> Array:

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -602,3 +603,21 @@ def test_a_model_without_tokenizer(call, tiny_folder):
         error_of(call(model="bare"))
         == "bare comes without tokenizer.json; put the checkpoint's own beside its weights."
     )
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc to keep freed memory")
+def test_freed_memory_is_used_again():
+    """A second block of 256 MiB takes the pages of the first; fetched anew they would be 65,536 page faults."""
+    script = (
+        "import resource\n"
+        "from grpojax.runner import prepare_process\n"
+        "prepare_process()\n"
+        "for _ in range(2):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    block = b'1' * 2**28\n"
+        "    del block\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, second = map(int, done.stdout.split())
+    assert first > 60_000 and second < 1_000

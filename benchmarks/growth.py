@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py
 
-Rollouts of 8 answers (greedy, end tokens disabled) and the update with 8 answers, of 64 to 1024 tokens. A longer answer
+Rollouts of 4 answers (greedy, end tokens disabled) and the update with 4 answers, of 64 to 1024 tokens. A longer answer
 begins with a shorter one: checked first. Milliseconds a token that stay the same over the widths mean linear growth;
 what they rise by is attention over longer answers. Layers and vocabulary are cut to the same part of the model.
 """
@@ -22,7 +22,7 @@ from grpojax.variants import get_variant
 def main() -> None:
     parser = timing.make_parser(__doc__, layers=1)
     parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt (default: 100)")
-    parser.add_argument("--rollouts", type=int, default=8, help="answers to it (default: 8)")
+    parser.add_argument("--rollouts", type=int, default=4, help="answers to it (default: 4)")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512, 1024], help="tokens of an answer")
     args = parser.parse_args()
     config = timing.part_config(args.layers)

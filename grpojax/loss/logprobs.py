@@ -124,8 +124,8 @@ def chunked_logps(
         check_shape("keep", keep, (*targets.shape, -(-head.shape[0] // 8)))
     head = head.astype(hidden.dtype)
     rows, width = targets.size, hidden.shape[-1]
-    chunk = min(rows, max(1, chunk_elements // head.shape[0]))
-    chunks = -(-rows // chunk)
+    chunks = -(-rows // max(1, chunk_elements // head.shape[0]))
+    chunk = -(-rows // chunks)  # of one size, so that little is padded
     padding = chunks * chunk - rows
     flat = jnp.pad(hidden.reshape(rows, width), ((0, padding), (0, 0))).reshape(chunks, chunk, width)
     ids = jnp.pad(targets.reshape(rows), (0, padding)).reshape(chunks, chunk)

@@ -38,8 +38,9 @@ def test_b18_scores_do_not_depend_on_the_size_of_the_batch():
     policy = load_policy(Path(__file__).parents[1] / "golden" / "policy")
     answers = np.random.default_rng(0).integers(0, 90, (8, 512)).astype(np.int32)
     batch = Batch(
-        tokens=np.pad(answers, ((0, 0), (4, 0)), constant_values=5),
-        prompt_lens=np.full(8, 4),
+        prompts=np.full((1, 4), 5, np.int32),
+        prompt_lens=np.array([4]),
+        prompt_of=np.zeros(8, np.int32),
         targets=answers,
         mask=np.ones((8, 512), np.float32),
         old_logps=np.zeros((8, 512), np.float32),

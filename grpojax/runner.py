@@ -129,7 +129,7 @@ def prepare_process() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
         libc.mallopt(_M_ARENA_MAX, 1)
     jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def open_policy(model: str, param_dtype: str = "float32", compute_dtype: str | None = None, **options: Any) -> Policy:

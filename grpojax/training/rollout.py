@@ -12,7 +12,7 @@ from jax import Array
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import pack_keep, token_entropy
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import Params, Prefix, causal_inputs, empty_cache, head_logits, hidden_states
+from grpojax.qwen.model import Cache, Params, Prefix, causal_inputs, empty_cache, head_logits, hidden_states
 from grpojax.qwen.weights import Policy
 from grpojax.training.sampling import Sampler, sample
 
@@ -176,7 +176,8 @@ def generate(
       `Rollouts`.
     """
     batch = prompts.shape[0] * num_rollouts
-    first_logits, prompt = _prefill(config, params, prompts, prompt_lens)
+    last, prompt_cache = encode_prompts(config, params, prompts, prompt_lens)
+    first_logits, prompt = head_logits(config, params, last), Prefix(prompt_cache, prompt_mask(prompts, prompt_lens))
     share = functools.partial(jnp.repeat, repeats=num_rollouts, axis=0)
     lengths, stops = share(prompt_lens), jnp.asarray(stop_ids, jnp.int32)
     numbered = jax.vmap(jax.random.fold_in, (None, 0))
@@ -231,9 +232,15 @@ def generate(
     return {**{k: v for k, v in state.items() if k != "done"}, "truncated": ~state["done"]}
 
 
-def _prefill(config: QwenConfig, params: Params, prompts: Array, prompt_lens: Array) -> tuple[Array, Prefix]:
-    """Logits [P, V] after each prompt's last token, and the prompts as what their answers go on from."""
-    hidden, cache = hidden_states(config, params, prompts, *causal_inputs(prompts))
-    last = jnp.take_along_axis(hidden, (prompt_lens - 1)[:, None, None], axis=1)[:, 0]
-    there = jnp.arange(prompts.shape[1])[None, :] < prompt_lens[:, None]
-    return head_logits(config, params, last), Prefix(cache, there)
+def encode_prompts(
+    config: QwenConfig, params: Params, prompts: Array, prompt_lens: Array, remat: bool = False
+) -> tuple[Array, Cache]:
+    """What the answers need of their prompts [P, Tp]: the hidden state [P, D] of each one's last token, which predicts the
+    first of the answer, and keys and values."""
+    hidden, cache = hidden_states(config, params, prompts, *causal_inputs(prompts), remat=remat)
+    return jnp.take_along_axis(hidden, (prompt_lens - 1)[:, None, None], axis=1)[:, 0], cache
+
+
+def prompt_mask(prompts: Array, prompt_lens: Array) -> Array:
+    """[P, Tp] bool, true at the tokens of each prompt and false at its padding."""
+    return jnp.arange(prompts.shape[1])[None, :] < prompt_lens[:, None]

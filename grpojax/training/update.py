@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from grpojax.loss.logprobs import chunked_logps, length_mask
 from grpojax.loss.policy_loss import policy_loss
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import Cache, Params, Prefix, causal_inputs, head_matrix, hidden_states
-from grpojax.training.rollout import Rollouts, bucket
+from grpojax.training.rollout import Rollouts, bucket, encode_prompts, prompt_mask
 from grpojax.variants import Variant
 
 ACTIVATION_BYTES = 2**31
@@ -98,7 +97,7 @@ def score(config: QwenConfig, params: Params, batch: Batch, temperature: float |
     Args:
       temperature: logits are divided by it first; None: 1. Where the batch has `keep`, they are over the kept ids.
     """
-    prompts = _encode_prompts(config, params, batch, remat=False)
+    prompts = encode_prompts(config, params, batch.prompts, batch.prompt_lens)
     return jnp.where(batch.mask > 0, _answer_logps(config, params, prompts, batch, temperature, remat=False), 0.0)
 
 
@@ -159,7 +158,9 @@ def gradients(
     """
     rows = len(batch.targets)
     remat = activation_bytes(config, batch, micro_batch) > ACTIVATION_BYTES
-    prompts, back_to_params = jax.vjp(lambda params: _encode_prompts(config, params, batch, remat), params)
+    prompts, back_to_params = jax.vjp(
+        lambda params: encode_prompts(config, params, batch.prompts, batch.prompt_lens, remat), params
+    )
 
     def loss_of(params, prompts, part):
         part = dataclasses.replace(part, prompts=batch.prompts, prompt_lens=batch.prompt_lens)
@@ -186,32 +187,24 @@ def gradients(
     return jax.tree.map(lambda grad, more: grad + more.astype(jnp.float32), grads, rest), metrics
 
 
-class _Prompts(NamedTuple):
-    """What the answers need of their P prompts."""
-
-    last: Array  # [P, D], hidden state of each prompt's last token, which predicts the first of the answer
-    cache: Cache  # keys and values
-
-
-def _encode_prompts(config: QwenConfig, params: Params, batch: Batch, remat: bool) -> _Prompts:
-    hidden, cache = hidden_states(config, params, batch.prompts, *causal_inputs(batch.prompts), remat=remat)
-    last = jnp.take_along_axis(hidden, (batch.prompt_lens - 1)[:, None, None], axis=1)[:, 0]
-    return _Prompts(last, cache)
-
-
 def _answer_logps(
-    config: QwenConfig, params: Params, prompts: _Prompts, batch: Batch, temperature: float | None, remat: bool
+    config: QwenConfig,
+    params: Params,
+    prompts: tuple[Array, Cache],
+    batch: Batch,
+    temperature: float | None,
+    remat: bool,
 ) -> Array:
     """[B, N] log-probs of batch.targets; the head sees only the positions that predict an answer token."""
-    lengths, of = batch.prompt_lens, batch.prompt_of
-    there = jnp.arange(batch.prompts.shape[1])[None, :] < lengths[:, None]
+    (last, cache), lengths, of = prompts, batch.prompt_lens, batch.prompt_of
+    there = prompt_mask(batch.prompts, lengths)
     own = lambda x: x if len(lengths) == 1 else x[of]  # answers to one prompt share its keys without a copy
     positions, causal = causal_inputs(batch.targets)
     hidden, _ = hidden_states(
         config, params, batch.targets, lengths[of][:, None] + positions, causal,
-        prefix=Prefix(jax.tree.map(own, prompts.cache), own(there)), remat=remat,
+        prefix=Prefix(jax.tree.map(own, cache), own(there)), remat=remat,
     )  # fmt: skip
-    predicting = jnp.concatenate([prompts.last[of][:, None], hidden[:, :-1]], axis=1)
+    predicting = jnp.concatenate([last[of][:, None], hidden[:, :-1]], axis=1)
     head = head_matrix(config, params)
     return chunked_logps(predicting, head, batch.targets, temperature=temperature, keep=batch.keep)
 

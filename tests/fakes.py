@@ -4,6 +4,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from grpojax.config import RunConfig
+
 
 class FakeGrader:
     """A grader whose verdicts a test decides: give it a `grade_many`."""
@@ -27,3 +29,12 @@ def whole_sequences(batch):
     for row, length, answer in zip(tokens, lengths, batch.targets, strict=True):
         row[length : length + len(answer)] = answer
     return tokens
+
+
+def loop_config(variant, **changes):
+    """Two prompts of four answers of at most eight tokens, from the whole distribution; one shape for all tests of the loop."""
+    settings = {
+        "variant": variant, "model": "tiny", "steps": 2, "prompts_per_step": 2, "num_rollouts": 4, "max_new_tokens": 8,
+        "temperature": 1.0, "top_p": 1.0, "lr": 1e-2,
+    }  # fmt: skip
+    return RunConfig(**settings | changes).resolved()

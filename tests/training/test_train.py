@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fakes import FakeGrader, whole_sequences
+from fakes import FakeGrader, loop_config, whole_sequences
 
-from grpojax.config import RunConfig
 from grpojax.errors import RunError
 from grpojax.loss.logprobs import token_logps
 from grpojax.qwen.weights import load_policy
@@ -26,13 +25,8 @@ CLOCKS = {"rollout_seconds", "update_seconds", "step_seconds", "tokens_per_sec"}
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def make_config(**changes) -> RunConfig:
-    """Two prompts of four answers of at most eight tokens, from the whole distribution; one shape for all tests."""
-    settings = {
-        "variant": "clipped", "model": "tiny", "steps": 2, "prompts_per_step": 2, "num_rollouts": 4, "max_new_tokens": 8,
-        "temperature": 1.0, "top_p": 1.0, "lr": 1e-2,
-    }  # fmt: skip
-    return RunConfig(**settings | changes).resolved()
+def make_config(variant="clipped", **changes):
+    return loop_config(variant, **changes)
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import FakeGrader
+from fakes import FakeGrader, loop_config
 
 from grpojax import VARIANTS
-from grpojax.config import RunConfig
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import token_logps, unpack_keep
 from grpojax.tasks.problems import Problem
@@ -26,12 +25,8 @@ PROBLEMS = [Problem(text, str(i)) for i, text in enumerate(("1 + 1", "2 + 7", "3
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def make_config(**changes) -> RunConfig:
-    settings = {
-        "variant": "grpo", "model": "tiny", "steps": 2, "prompts_per_step": 2, "num_rollouts": 4, "max_new_tokens": 8,
-        "temperature": 1.0, "top_p": 1.0, "lr": 1e-2,
-    }  # fmt: skip
-    return RunConfig(**settings | changes).resolved()
+def make_config(variant="grpo", **changes):
+    return loop_config(variant, **changes)
 
 
 class Verdicts(FakeGrader):

@@ -227,8 +227,8 @@ def fit(
     """Muon for the matrices of the layers, Adam for the rest. Learning rates rise for 20 steps and fall to 0 along a cosine."""
 
     def muon_shapes(params):
-        out_in = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)
-        return jax.tree_util.tree_map_with_path(lambda path, _: out_in if path[-1].key == "weight" else None, params)
+        out_in = optax.contrib.MuonDimensionNumbers(reduction_axis=2, output_axis=1)
+        return jax.tree_util.tree_map_with_path(lambda path, _: out_in if path[0].key == "layers" and path[-1].key == "weight" else None, params)
 
     optimizer = optax.contrib.muon(
         optax.warmup_cosine_decay_schedule(0.0, rate, 20, steps),

@@ -6,6 +6,7 @@ import numpy as np
 from jax import Array
 
 from grpojax.loss.checks import check_shape
+from grpojax.products import Noted, product
 
 CHUNK_ELEMENTS = 2**26
 """Logits that `chunked_logps` holds at a time (256 MiB of float32): about 440 positions of Qwen's 151,936 ids."""
@@ -98,7 +99,7 @@ def unpack_keep(bits: Array, vocab_size: int) -> Array:
 
 def chunked_logps(
     hidden: Array,
-    head: Array,
+    head: Array | Noted,
     targets: Array,
     chunk_elements: int = CHUNK_ELEMENTS,
     temperature: float | None = None,
@@ -110,7 +111,7 @@ def chunked_logps(
 
     Args:
       hidden: [B, N, D], last hidden states of the predicting positions, in the compute dtype.
-      head: [V, D] output head.
+      head: [V, D] output head; its factors are in the dtype of `hidden`.
       targets: [B, N] int, the predicted tokens.
       chunk_elements: how many logits may exist at a time.
       temperature: logits are divided by it first, > 0; None: 1.
@@ -122,7 +123,6 @@ def chunked_logps(
     check_shape("targets", targets, hidden.shape[:2])
     if keep is not None:
         check_shape("keep", keep, (*targets.shape, -(-head.shape[0] // 8)))
-    head = head.astype(hidden.dtype)
     rows, width = targets.size, hidden.shape[-1]
     chunks = -(-rows // max(1, chunk_elements // head.shape[0]))
     chunk = -(-rows // chunks)  # of one size, so that little is padded
@@ -137,7 +137,7 @@ def chunked_logps(
     @jax.checkpoint
     def logps_of(piece):
         states, wanted, kept = piece
-        logits = jnp.einsum("nd,vd->nv", states, head, preferred_element_type=jnp.float32)
+        logits = product(states[None], head)[0]
         logits = logits if temperature is None else logits / temperature
         logits = logits if kept is None else jnp.where(unpack_keep(kept, head.shape[0]), logits, -jnp.inf)
         return _pick(logits, wanted)

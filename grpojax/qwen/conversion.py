@@ -15,14 +15,14 @@ from grpojax.qwen.model import Params, param_shapes
 
 Shape = tuple[int, ...]
 
-# Tree path, Hugging Face name, the book's name. All three hold arrays of the same shape.
+# Tree path, Hugging Face name, the book's name. All three hold arrays of the same shape, but the tree stacks the layers'.
 # Rows whose path a configuration does not have (biases, q/k norms, an untied head) do not apply to it.
 _TABLE = (
     ("embed/embedding", "model.embed_tokens.weight", "tok_emb.weight"),
     ("norm/scale", "model.norm.weight", "final_norm.scale"),
     ("head/weight", "lm_head.weight", "out_head.weight"),
 )
-_LAYER_PREFIXES = ("layers_{}/", "model.layers.{}.", "trf_blocks.{}.")
+_LAYER_PREFIXES = ("layers/", "model.layers.{}.", "trf_blocks.{}.")
 _LAYER_TABLE = (
     ("input_norm/scale", "input_layernorm.weight", "norm1.scale"),
     ("attention/q/weight", "self_attn.q_proj.weight", "att.W_query.weight"),
@@ -57,23 +57,26 @@ class Row(NamedTuple):
 
     path: str
     shape: Shape
+    layer: int | None = None  # its place in the first axis of the tree's array
 
 
 def conversion_table(config: QwenConfig, naming: str = "huggingface") -> dict[str, Row]:
     """Source tensor name -> where it goes, for every array of the model exactly once."""
     column = _NAMINGS[naming]
-    entries = [(entry[0], entry[column]) for entry in _TABLE]
-    for i in range(config.num_layers):
-        path_prefix, name_prefix = _LAYER_PREFIXES[0].format(i), _LAYER_PREFIXES[column].format(i)
-        entries += [(path_prefix + entry[0], name_prefix + entry[column]) for entry in _LAYER_TABLE]
     shapes = tree_shapes(param_shapes(config))
-    return {name: Row(path, shapes[path]) for path, name in entries if path in shapes}
+    rows = {entry[column]: Row(entry[0], shapes[entry[0]]) for entry in _TABLE if entry[0] in shapes}
+    for i in range(config.num_layers):
+        for entry in _LAYER_TABLE:
+            path, name = _LAYER_PREFIXES[0] + entry[0], _LAYER_PREFIXES[column].format(i) + entry[column]
+            if path in shapes:
+                rows[name] = Row(path, shapes[path][1:], i)
+    return rows
 
 
 def tree_from_tensors(
     config: QwenConfig, stored: Mapping[str, Stored], dtype: str | None, where: str, naming: str = "huggingface"
 ) -> Params:
-    """Builds the parameter tree, one tensor at a time.
+    """Builds the parameter tree, one array at a time.
 
     Args:
       stored: every tensor of the checkpoint. A tied checkpoint may hold a head; it is not used, the embedding is.
@@ -88,8 +91,15 @@ def tree_from_tensors(
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         expected["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     check_tensors(expected, {name: tensor.shape for name, tensor in stored.items()}, where)
-    placed = {row.path: _place(stored[name].read(), dtype) for name, row in rows.items()}
-    return _finite_tree(placed, where)
+    names_of: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        names_of.setdefault(row.path, []).append(name)
+
+    def read(path: str) -> np.ndarray:
+        arrays = [stored[name].read() for name in names_of[path]]
+        return arrays[0] if rows[names_of[path][0]].layer is None else np.stack(arrays)
+
+    return _finite_tree({path: _place(read(path), dtype) for path in names_of}, where)
 
 
 def place_tree(arrays: Params, dtype: str | None, where: str) -> Params:
@@ -103,8 +113,9 @@ def place_tree(arrays: Params, dtype: str | None, where: str) -> Params:
 
 def tensors_from_tree(config: QwenConfig, params: Params) -> dict[str, np.ndarray]:
     """The Hugging Face tensors of a parameter tree, in the dtype of the parameters."""
-    leaves = named_leaves(params)
-    return {name: np.asarray(leaves[row.path]) for name, row in conversion_table(config).items()}
+    leaves = {path: np.asarray(leaf) for path, leaf in named_leaves(params).items()}
+    rows = conversion_table(config)
+    return {name: leaves[row.path] if row.layer is None else leaves[row.path][row.layer] for name, row in rows.items()}
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 A parameter tree looks like this; weights are [out, in], as in checkpoints, embedding and head are [V, D]:
 
-    embed.embedding   layers_<i>.{input_norm,post_norm}.scale   norm.scale   head.weight (untied models only)
-    layers_<i>.attention.{q,k,v,o}.{weight,bias}   layers_<i>.attention.{q_norm,k_norm}.scale
-    layers_<i>.mlp.{gate,up,down}.weight
+    embed.embedding   norm.scale   head.weight (untied models only)   layers.{input_norm,post_norm}.scale
+    layers.attention.{q,k,v,o}.{weight,bias}   layers.attention.{q_norm,k_norm}.scale   layers.mlp.{gate,up,down}.weight
+
+Each array under `layers` holds that of all layers, [n, ...], and one compiled layer runs over them. `unstacked` makes a
+list of layers of it, for a decode step: that has little to do in each, and reads its weights where they lie.
 
 Positions and masks are arguments: the model never guesses padding from a token id.
 """
@@ -16,27 +18,43 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
+from grpojax.products import Noted, product, rows, values
 from grpojax.qwen.config import QwenConfig
 
 Params = dict[str, Any]
-Cache = tuple[tuple[Array, Array], ...]
-"""Per layer the keys [B, K, h, L] and values [B, K, L, h] of L tokens in the compute dtype; K key heads of size h. Keys lie
-so that a decode step, which reads all of them for few queries, reads them in order."""
+Cache = Any
+"""A pair of arrays: the keys [n, B, K, h, L] and values [n, B, K, L, h] of L tokens in the compute dtype, in n layers with K
+key heads of size h; or a list of n pairs without the first axis, beside unstacked layers. Keys lie so that a decode step,
+which reads all of them for few queries, reads them in order."""
+
+
+COMPILER_OPTIONS = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
+"""For programs that run the stacked layers. XLA's CPU backend slices no bfloat16: it converts to float32 first, and were it
+allowed to move what does not change out of the loop over layers, it would convert all layers at once."""
 
 
 class Prefix(NamedTuple):
     """What P sequences have in common with the B that follow them: row b goes on from prefix b // (B / P)."""
 
-    cache: Cache  # of the prefixes, [P, ...]
+    cache: Cache  # of the prefixes, P rows
     attend: Array  # [P, L] bool, which of its tokens are there (the others are padding)
 
 
 def init_params(config: QwenConfig, key: Array) -> Params:
     """Random float32 parameters (normal, 0.02; norm scales 1), for models that are trained from nothing."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    variables = _Decoder(config).init(key, tokens, tokens, jnp.ones((1, 1, 1), bool), None, 0, None, False)
-    return nn.meta.unbox(variables["params"])
+    embed, head, layers = jax.random.split(key, 3)
+    table = lambda key: 0.02 * jax.random.normal(key, (config.vocab_size, config.hidden_size))
+    position, attend = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 1), bool)
+    x, rope = jnp.zeros((1, 1, config.hidden_size)), _rope_angles(position, config.head_dim, config.rope_theta)
+    layer = lambda key: _Layer(config).init(key, x, rope, attend, None, 0, None)["params"]
+    params = {
+        "embed": {"embedding": table(embed)},
+        "layers": jax.vmap(layer)(jax.random.split(layers, config.num_layers)),
+        "norm": {"scale": jnp.ones(config.hidden_size)},
+    }
+    return params if config.tie_word_embeddings else params | {"head": {"weight": table(head)}}
 
 
 def param_shapes(config: QwenConfig) -> Params:
@@ -44,13 +62,21 @@ def param_shapes(config: QwenConfig) -> Params:
     return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
 
 
+def unstacked(config: QwenConfig, layers: Any) -> list[Any]:
+    """Arrays [n, ...] of all layers, parameters or cache, as a list of the n layers' own."""
+    return [jax.tree.map(lambda x: x[i], layers) for i in range(config.num_layers)]
+
+
+def decoding_params(config: QwenConfig, params: Params) -> Params:
+    """The parameters as a loop of decode steps wants them: unstacked, and the matrices in the compute dtype."""
+    cast = lambda x: x.astype(config.compute_dtype) if x.ndim == 2 else x
+    return jax.tree.map(cast, params | {"layers": unstacked(config, params["layers"])})
+
+
 def empty_cache(config: QwenConfig, batch: int, slots: int) -> Cache:
     """A cache of zeros with `slots` places for each of `batch` sequences."""
-    heads, dim, dtype = config.num_kv_heads, config.head_dim, config.compute_dtype
-    return tuple(
-        (jnp.zeros((batch, heads, dim, slots), dtype), jnp.zeros((batch, heads, slots, dim), dtype))
-        for _ in range(config.num_layers)
-    )
+    shape, dtype = (config.num_layers, batch, config.num_kv_heads), config.compute_dtype
+    return jnp.zeros((*shape, config.head_dim, slots), dtype), jnp.zeros((*shape, slots, config.head_dim), dtype)
 
 
 def hidden_states(
@@ -67,27 +93,48 @@ def hidden_states(
     """Runs the layers, up to and with the last norm.
 
     Args:
+      params: with layers stacked, or as a list; then the caches are lists too.
       tokens: [B, T] int32.
       positions: [B, T] int32, each token's place in its sequence (for RoPE).
       attend: [B, T, L] bool, true where token t may look at key l. Without a cache the keys are the tokens themselves.
       cache: keys and values of earlier tokens; those of `tokens` are written to slots [slot, slot + T).
       prefix: what the sequences begin with, computed before; every token looks at all that is there of its own.
-      remat: recompute each layer in the backward pass instead of keeping its activations.
+      remat: for the backward pass keep of each layer what went into it, not the results of its products as well; the rest
+        is always computed again.
 
     Returns:
       [B, T, D] in the compute dtype, and the cache with the new keys and values (without one: those of `tokens`).
     """
-    return _Decoder(config).apply({"params": params}, tokens, positions, attend, cache, slot, prefix, remat)
+    layers, x = params["layers"], rows(params["embed"]["embedding"], tokens).astype(config.compute_dtype)
+    # The barrier keeps XLA from computing the same cosines again in every layer.
+    rope = jax.lax.optimization_barrier(_rope_angles(positions, config.head_dim, config.rope_theta))
+
+    def run(x, layer):
+        layer_params, kv, common = layer
+        common = None if common is None else (*common, prefix.attend[:, None, None, :])
+        return _Layer(config).apply({"params": values(layer_params)}, x, rope, attend, kv, slot, common)
+
+    keep = jax.checkpoint_policies.nothing_saveable if remat else jax.checkpoint_policies.save_only_these_names("product")
+    run = jax.checkpoint(run, prevent_cse=False, policy=keep)
+    common = None if prefix is None else prefix.cache
+    if isinstance(layers, list):
+        filled, none = [], [None] * len(layers)
+        for layer in zip(layers, cache or none, common or none, strict=True):
+            x, kv = run(x, layer)
+            filled.append(kv)
+    else:
+        x, filled = jax.lax.scan(run, x, (layers, cache, common), config.num_layers)
+    return _RMSNorm(config).apply({"params": values(params["norm"])}, x), filled
 
 
-def head_matrix(config: QwenConfig, params: Params) -> Array:
+def head_matrix(config: QwenConfig, params: Params) -> Array | Noted:
     """The output head, [V, D]: the embedding itself where the checkpoint ties them."""
     return params["embed"]["embedding"] if config.tie_word_embeddings else params["head"]["weight"]
 
 
 def head_logits(config: QwenConfig, params: Params, hidden: Array) -> Array:
     """[..., D] hidden states -> [..., V] logits, float32."""
-    return _product(hidden, head_matrix(config, params).astype(config.compute_dtype))
+    return product(hidden, head_matrix(config, params))
 
 
 def causal_inputs(tokens: Array) -> tuple[Array, Array]:
@@ -102,28 +149,6 @@ def forward(config: QwenConfig, params: Params, tokens: Array) -> Array:
     """[B, T] tokens -> [B, T, V] float32 logits. Padding belongs on the right, where no real token sees it."""
     hidden, _ = hidden_states(config, params, tokens, *causal_inputs(tokens))
     return head_logits(config, params, hidden)
-
-
-class _Decoder(nn.Module):
-    config: QwenConfig
-
-    @nn.compact
-    def __call__(self, tokens, positions, attend, cache, slot, prefix, remat):
-        c = self.config
-        embedding = _Table(c.vocab_size, c.hidden_size, "embedding", name="embed")()
-        x = embedding[tokens].astype(c.compute_dtype)
-        # The barrier keeps XLA from computing the same cosines again in every layer.
-        rope = jax.lax.optimization_barrier(_rope_angles(positions, c.head_dim, c.rope_theta))
-        layer = nn.remat(_Layer) if remat else _Layer
-        filled = []
-        for i in range(c.num_layers):
-            kv = None if cache is None else cache[i]
-            common = None if prefix is None else (*prefix.cache[i], prefix.attend[:, None, None, :])
-            x, kv = layer(c, name=f"layers_{i}")(x, rope, attend, kv, slot, common)
-            filled.append(kv)
-        if not c.tie_word_embeddings:
-            _Table(c.vocab_size, c.hidden_size, "weight", name="head")()  # declared here, used by head_logits
-        return _RMSNorm(c, name="norm")(x), tuple(filled)
 
 
 class _Layer(nn.Module):
@@ -179,11 +204,11 @@ class _Linear(nn.Module):
     def __call__(self, x):
         dtype = self.config.compute_dtype
         weight = self.param("weight", nn.initializers.normal(0.02), (self.features, x.shape[-1]))
-        y = _product(x, weight.astype(dtype))
+        y = product(x, weight)
         if self.bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,))
             y = y + bias.astype(jnp.float32).reshape((1,) * (y.ndim - 1) + (-1,))
-        return y.astype(dtype)
+        return checkpoint_name(y.astype(dtype), "product")
 
 
 class _RMSNorm(nn.Module):
@@ -195,30 +220,6 @@ class _RMSNorm(nn.Module):
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(x32**2, axis=-1, keepdims=True) + self.config.rms_norm_eps)
         return (x32 * scale.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
-
-
-class _Table(nn.Module):
-    rows: int
-    columns: int
-    label: str
-
-    @nn.compact
-    def __call__(self):
-        return self.param(self.label, nn.initializers.normal(0.02), (self.rows, self.columns))
-
-
-def _product(x: Array, weight: Array) -> Array:
-    """[..., in] and [out, in] -> [..., out], float32.
-
-    In a decode step few rows meet a weight that is read for their sake. In float32 that is asked for as weight times
-    columns: so XLA's CPU backend reads the weight at the speed of memory, and otherwise at a third of it. The barrier
-    keeps XLA from turning it round again.
-    """
-    decoding = x.ndim == 2 or x.shape[1] == 1
-    if not decoding or x.dtype != jnp.float32:
-        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=jnp.float32)
-    columns = jnp.einsum("oi,bi->ob", weight, x.reshape(x.shape[0], -1))
-    return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], -1)
 
 
 def _rope_angles(positions: Array, head_dim: int, theta: float) -> tuple[Array, Array]:

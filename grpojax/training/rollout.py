@@ -12,7 +12,9 @@ from jax import Array
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import pack_keep, token_entropy
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import Cache, Params, Prefix, causal_inputs, empty_cache, head_logits, hidden_states
+from grpojax.qwen.model import (
+    COMPILER_OPTIONS, Cache, Params, Prefix, causal_inputs, decoding_params, empty_cache, head_logits, hidden_states, unstacked,
+)  # fmt: skip
 from grpojax.qwen.weights import Policy
 from grpojax.training.sampling import Sampler, sample
 
@@ -148,7 +150,9 @@ def pad_prompts(prompt_ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "num_rollouts", "max_new_tokens", "stop_ids", "known_ids", "keep_mask")
+    jax.jit,
+    static_argnames=("config", "num_rollouts", "max_new_tokens", "stop_ids", "known_ids", "keep_mask"),
+    compiler_options=COMPILER_OPTIONS,
 )
 def generate(
     config: QwenConfig,
@@ -177,7 +181,8 @@ def generate(
     """
     batch = prompts.shape[0] * num_rollouts
     last, prompt_cache = encode_prompts(config, params, prompts, prompt_lens)
-    first_logits, prompt = head_logits(config, params, last), Prefix(prompt_cache, prompt_mask(prompts, prompt_lens))
+    first_logits = head_logits(config, params, last)
+    prompt = Prefix(unstacked(config, prompt_cache), prompt_mask(prompts, prompt_lens))
     share = functools.partial(jnp.repeat, repeats=num_rollouts, axis=0)
     lengths, stops = share(prompt_lens), jnp.asarray(stop_ids, jnp.int32)
     numbered = jax.vmap(jax.random.fold_in, (None, 0))
@@ -225,7 +230,8 @@ def generate(
     if keep_mask:
         start["keep"] = jnp.full((batch, max_new_tokens, -(-config.vocab_size // 8)), 0xFF, jnp.uint8)
     state = draw(0, share(first_logits), start)
-    cache = empty_cache(config, batch, max_new_tokens)
+    cache = unstacked(config, empty_cache(config, batch, max_new_tokens))
+    params = decoding_params(config, params)
     _, state, _ = jax.lax.while_loop(
         lambda carry: (carry[0] < max_new_tokens) & ~jnp.all(carry[1]["done"]), step, (1, state, cache)
     )

@@ -11,8 +11,9 @@ from jax import Array
 
 from grpojax.loss.logprobs import chunked_logps, length_mask
 from grpojax.loss.policy_loss import policy_loss
+from grpojax.products import with_float32_gradient
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import Cache, Params, Prefix, causal_inputs, head_matrix, hidden_states
+from grpojax.qwen.model import COMPILER_OPTIONS, Cache, Params, Prefix, causal_inputs, head_matrix, hidden_states
 from grpojax.training.rollout import Rollouts, bucket, encode_prompts, prompt_mask
 from grpojax.variants import Variant
 
@@ -78,9 +79,21 @@ def make_optimizer(max_grad_norm: float = 1.0, weight_decay: float = 0.01) -> op
     The learning rate is not part of it: `update` multiplies by it, so that it stays a number. Weight decay 0.01 is
     torch's default, and the book's; optax's own is 1e-4. Source: arXiv:1711.05101, algorithm 2.
     """
-    return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm), optax.scale_by_adam(), optax.add_decayed_weights(weight_decay)
-    )
+    return optax.chain(bound_norm(max_grad_norm), optax.scale_by_adam(), optax.add_decayed_weights(weight_decay))
+
+
+def bound_norm(max_grad_norm: float) -> optax.GradientTransformation:
+    """Scales gradients down to a global norm of `max_grad_norm` where theirs is larger.
+
+    `optax.clip_by_global_norm` divides each number by the norm, for which XLA's CPU backend makes a second copy of all
+    gradients; a product with one factor it makes on the way.
+    """
+
+    def bound(grads, params):
+        factor = jnp.minimum(1.0, max_grad_norm / optax.global_norm(grads))
+        return jax.tree.map(lambda grad: grad * factor, grads)
+
+    return optax.stateless(bound)
 
 
 def init_optimizer(
@@ -90,7 +103,7 @@ def init_optimizer(
     return optimizer.init(jax.tree.map(lambda x: x.astype(moment_dtype), params))
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@functools.partial(jax.jit, static_argnames="config", compiler_options=COMPILER_OPTIONS)
 def score(config: QwenConfig, params: Params, batch: Batch, temperature: float | None = None) -> Array:
     """Log-probs of the answers under some weights, [B, N] float32 nats; 0 outside the answers.
 
@@ -126,18 +139,30 @@ def _update(
     """
     grads, metrics = gradients(config, params, variant, batch, micro_batch)
     grad_norm = optax.global_norm(grads)
-    updates, new_state = optimizer.update(grads, opt_state, _float32(params))
-    new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, opt_state)
-    moved = jax.tree.map(lambda p, u: (p.astype(jnp.float32) - lr * u).astype(p.dtype), params, updates)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
-    new, old = (moved, new_state), (params, opt_state)
-    moved, new_state = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-    return moved, new_state, metrics | {"grad_norm": grad_norm}
+    choose = lambda new, old: jnp.where(finite, new.astype(old.dtype), old)
+    updates, _ = optimizer.update(grads, opt_state, _float32(params))
+    moved = jax.tree.map(lambda p, u: choose(p.astype(jnp.float32) - lr * u, p), params, updates)
+    old_state = _after(moved, opt_state, optimizer)
+    _, new_state = optimizer.update(grads, old_state, _float32(params))
+    return moved, jax.tree.map(choose, new_state, old_state), metrics | {"grad_norm": grad_norm}
 
 
-_STRUCTURE = ("config", "optimizer", "micro_batch")
-update = jax.jit(_update, static_argnames=_STRUCTURE, donate_argnames="opt_state")
-update_in_place = jax.jit(_update, static_argnames=_STRUCTURE, donate_argnames=("params", "opt_state"))
+def _after(params: Params, opt_state: optax.OptState, optimizer: optax.GradientTransformation) -> optax.OptState:
+    """The same state, but nothing that is made of it can come before these params.
+
+    XLA makes new params and new moments of the old moments in separate loops. Left free to order them, it copies all
+    moments first, since either could overwrite what the other still reads.
+    """
+    wait = lambda old, p: jnp.where(jnp.isnan(p[(0,) * p.ndim]), jnp.nan, old).astype(old.dtype)
+    return optax.tree.map_params(optimizer, wait, opt_state, params)
+
+
+_compiled = functools.partial(
+    jax.jit, _update, static_argnames=("config", "optimizer", "micro_batch"), compiler_options=COMPILER_OPTIONS
+)
+update = _compiled(donate_argnames="opt_state")
+update_in_place = _compiled(donate_argnames=("params", "opt_state"))
 """`update`, but the new params take the memory of the old ones too, which cannot be used any more."""
 
 
@@ -158,33 +183,36 @@ def gradients(
     """
     rows = len(batch.targets)
     remat = activation_bytes(config, batch, micro_batch) > ACTIVATION_BYTES
+    wanted, attach = with_float32_gradient(params)
+    zeros = lambda tree: jax.tree.map(lambda x: jax.new_ref(jnp.zeros(x.shape, jnp.float32)), tree)
     prompts, back_to_params = jax.vjp(
-        lambda params: encode_prompts(config, params, batch.prompts, batch.prompt_lens, remat), params
+        lambda wanted: encode_prompts(config, attach(wanted), batch.prompts, batch.prompt_lens, remat), wanted
     )
+    grads, of_prompts = zeros(wanted), zeros(prompts)
 
-    def loss_of(params, prompts, part):
+    def loss_of(part, wanted, prompts32):
         part = dataclasses.replace(part, prompts=batch.prompts, prompt_lens=batch.prompt_lens)
-        logps = _answer_logps(config, params, prompts, part, variant.numbers.get("score_temperature"), remat)
+        cast = jax.tree.map(lambda new, old: new.astype(old.dtype), prompts32, prompts)
+        logps = _answer_logps(config, attach(wanted), cast, part, variant.numbers.get("score_temperature"), remat)
         loss, aux = policy_loss(
             variant, logps, part.old_logps, part.ref_logps, part.advantages, part.mask,
             whole_mask=batch.mask, sampler_logps=part.sampler_logps, kl_scale=part.kl_scale,
         )  # fmt: skip
         return loss, aux | {"loss": loss}
 
-    def gradient_of(part):
-        grads, metrics = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(params, prompts, part)
-        return _float32(grads), metrics
+    def add_gradient(part):
+        loss, back, metrics = jax.vjp(functools.partial(loss_of, part), wanted, _float32(prompts), has_aux=True)
+        back.with_refs(grads, of_prompts)(jnp.ones_like(loss))
+        return metrics
 
     if rows == micro_batch:
-        (grads, of_prompts), metrics = gradient_of(batch.answers())
+        metrics = add_gradient(batch.answers())
     else:
         parts = jax.tree.map(lambda x: x.reshape(rows // micro_batch, micro_batch, *x.shape[1:]), batch.answers())
-        one = jax.tree.map(lambda x: x[0], parts)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, one))
-        add = lambda total, part: (jax.tree.map(jnp.add, total, gradient_of(part)), None)
-        ((grads, of_prompts), metrics), _ = jax.lax.scan(add, zeros, parts)
-    (rest,) = back_to_params(jax.tree.map(lambda grad, x: grad.astype(x.dtype), of_prompts, prompts))
-    return jax.tree.map(lambda grad, more: grad + more.astype(jnp.float32), grads, rest), metrics
+        _, metrics = jax.lax.scan(lambda _, part: (None, add_gradient(part)), None, parts)
+        metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
+    back_to_params.with_refs(grads)(jax.tree.map(lambda ref, x: ref[...].astype(x.dtype), of_prompts, prompts))
+    return jax.tree.map(jax.freeze, grads), metrics
 
 
 def _answer_logps(
@@ -198,11 +226,11 @@ def _answer_logps(
     """[B, N] log-probs of batch.targets; the head sees only the positions that predict an answer token."""
     (last, cache), lengths, of = prompts, batch.prompt_lens, batch.prompt_of
     there = prompt_mask(batch.prompts, lengths)
-    own = lambda x: x if len(lengths) == 1 else x[of]  # answers to one prompt share its keys without a copy
+    own = lambda x, axis: x if len(lengths) == 1 else jnp.take(x, of, axis)  # answers to one prompt share its keys
     positions, causal = causal_inputs(batch.targets)
     hidden, _ = hidden_states(
         config, params, batch.targets, lengths[of][:, None] + positions, causal,
-        prefix=Prefix(jax.tree.map(own, cache), own(there)), remat=remat,
+        prefix=Prefix(tuple(own(x, 1) for x in cache), own(there, 0)), remat=remat,
     )  # fmt: skip
     predicting = jnp.concatenate([last[of][:, None], hidden[:, :-1]], axis=1)
     head = head_matrix(config, params)

@@ -54,7 +54,7 @@ def test_every_layer_agrees(raw_config, tmp_path, case):
     params = policy.params | {"norm": {"scale": np.ones(24, np.float32)}}
     for n in range(3):
         cut = dataclasses.replace(policy.config, num_layers=n)
-        rest = {name: value for name, value in params.items() if name not in [f"layers_{i}" for i in range(n, 3)]}
+        rest = params | {"layers": jax.tree.map(lambda x: x[:n], params["layers"])}
         hidden, _ = _hidden_states(cut, rest, TOKENS, *causal_inputs(TOKENS))
         with torch.no_grad():
             normed = final_norm(expected.hidden_states[n])

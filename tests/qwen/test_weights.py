@@ -22,7 +22,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundEr
 
 from grpojax.errors import InputError
 from grpojax.qwen import sources, weights
-from grpojax.qwen.conversion import conversion_table, tensors_from_tree
+from grpojax.qwen.conversion import conversion_table, tensors_from_tree, tree_shapes
 from grpojax.qwen.model import init_params, param_shapes
 from grpojax.qwen.sources import model_files
 from grpojax.qwen.tokenizer import load_tokenizer
@@ -104,15 +104,18 @@ def _same(a, b):
 def test_the_table_fills_every_path_once(tiny_config, changes):
     config = tiny_config(**changes)
     rows = conversion_table(config)
-    paths = [row.path for row in rows.values()]
-    assert len(set(paths)) == len(paths) == len(jax.tree.leaves(param_shapes(config)))
+    filled = sorted((row.path, row.layer) for row in rows.values() if row.layer is not None)
+    filled += sorted((row.path, 0) for row in rows.values() if row.layer is None)
+    shapes = tree_shapes(param_shapes(config))
+    places = [(path, i) for path in sorted(shapes) if path.startswith("layers/") for i in range(shapes[path][0])]
+    assert filled == places + [(path, 0) for path in sorted(shapes) if not path.startswith("layers/")]
 
 
 def test_square_matrices_are_not_turned(tensors, checkpoint, tiny_config):
     """Hidden, query, key and ffn width are all 8: no shape shows a wrong transpose. Input e_j reads column j of W."""
     square = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "head_dim": 4}
     content = tensors(tiny_config(**square))
-    params = load_policy(checkpoint(content, **square)).params["layers_1"]
+    params = jax.tree.map(lambda x: x[1], load_policy(checkpoint(content, **square)).params["layers"])
     for name, placed in (
         *((f"self_attn.{x}_proj", params["attention"][x]["weight"]) for x in "qkvo"),
         *((f"mlp.{x}_proj", params["mlp"][x]["weight"]) for x in ("gate", "up", "down")),
@@ -170,7 +173,7 @@ def test_values_that_are_not_finite_are_refused(tensors, checkpoint, value):
     content = tensors()
     content[Q_PROJ] = content[Q_PROJ].copy()
     content[Q_PROJ][3, 5] = value
-    with pytest.raises(InputError, match=r"NaN or infinite values in 1 tensors \(layers_0/attention/q/weight\)"):
+    with pytest.raises(InputError, match=r"NaN or infinite values in 1 tensors \(layers/attention/q/weight\)"):
         load_policy(checkpoint(content))
 
 
@@ -380,8 +383,8 @@ def test_an_orbax_tree_that_does_not_fit_is_reported(orbax_folder, raw_config, w
     write_json(orbax_folder / "config.json", raw_config(num_hidden_layers=1, intermediate_size=41))
     with pytest.raises(InputError) as error:
         load_policy(orbax_folder)
-    assert "11 unknown (layers_1/" in str(error.value) and "3 misshapen" in str(error.value)
-    assert "layers_0/mlp/up/weight is 40x24, expected 41x24" in str(error.value)
+    assert "11 misshapen" in str(error.value)
+    assert "layers/mlp/up/weight is 2x40x24, expected 1x41x24" in str(error.value)
 
 
 def test_a_damaged_orbax_checkpoint(orbax_folder):
@@ -547,9 +550,10 @@ def book_file(tmp_path, monkeypatch, raw_config, tiny_config):
     monkeypatch.setattr(weights, "_BOOK_CONFIG", raw_config(vocab_size=300, tie_word_embeddings=False))
     config = tiny_config(vocab_size=300, tie_word_embeddings=False)
     policy = Policy(config, init_params(config, jax.random.key(0)))
-    by_path = {row.path: name for name, row in conversion_table(config, "book").items()}
+    by_place = {(row.path, row.layer): name for name, row in conversion_table(config, "book").items()}
     named = tensors_from_tree(config, policy.params)
-    state = {by_path[row.path]: torch.tensor(named[name]).bfloat16() for name, row in conversion_table(config).items()}
+    places = {name: (row.path, row.layer) for name, row in conversion_table(config).items()}
+    state = {by_place[place]: torch.tensor(named[name]).bfloat16() for name, place in places.items()}
     torch.save(state, tmp_path / "qwen3-0.6B-base.pth")
     return tmp_path / "qwen3-0.6B-base.pth", policy, state
 

@@ -49,6 +49,7 @@ def chain(successors, stop_ids, size=None):
     params = {
         "embed": {"embedding": jnp.eye(vocab)},
         "head": {"weight": jnp.asarray(head)},
+        "layers": [],
         "norm": {"scale": jnp.ones(vocab)},
     }
     return Policy(config, params, tokenizer(stop_ids, size or vocab))

@@ -229,7 +229,7 @@ def test_skipping_leaves_weights_and_optimizer_alone(steps_of, tiny_policy):
 def test_without_skipping_weight_decay_moves_the_weights(steps_of, tiny_policy):
     # No gradient: AdamW takes lr * weight_decay = 1e-4 of each weight in each of the two updates.
     state, record = next(steps_of(make_config(), grader=Verdicts(False)))
-    weight = lambda params: np.asarray(params["layers_0"]["mlp"]["up"]["weight"])
+    weight = lambda params: np.asarray(params["layers"]["mlp"]["up"]["weight"])
     np.testing.assert_allclose(weight(state.params), weight(tiny_policy.params) * (1 - 1e-4) ** 2, rtol=1e-6)
     assert adam_count(state) == 2
     assert record.metrics["grad_norm"] == 0.0

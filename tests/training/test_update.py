@@ -41,8 +41,9 @@ KL = get_variant("kl", clip_eps=0.2, kl_coeff=0.05)
 
 
 def random_params(config, seed=0, dtype=jnp.float32):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.4, dtype), param_shapes(config))
+    rng, shapes = np.random.default_rng(seed), param_shapes(config)
+    shapes = shapes if config.num_layers else shapes | {"layers": []}
+    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.4, dtype), shapes)
 
 
 def rollouts_of(prompts, answers, size):
@@ -219,6 +220,16 @@ class TestUpdate:
         step(random_params(FLAT, 5), dataclasses.replace(batch, advantages=-batch.advantages))
         score(FLAT, random_params(FLAT, 5), batch)
         assert (update._cache_size(), score._cache_size()) == before
+
+    def test_low_precision_weights_get_float32_gradients(self, batch):
+        """Those of float32 weights of the same values, not rounded, for one micro-batch and for the sum of four."""
+        half = random_params(TINY, dtype=jnp.bfloat16)
+        whole = jax.tree.map(lambda x: x.astype(jnp.float32), half)
+        gradient = jax.jit(lambda params, batch, size: gradients(TINY, params, KL, batch, size)[0], static_argnums=2)
+        want = gradient(whole, batch, 4)
+        for size in (4, 1):
+            got = gradient(half, batch, size)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
     def test_recomputed_activations_give_equal_gradients(self, batch, monkeypatch):
         params = random_params(TINY)

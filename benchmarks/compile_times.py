@@ -4,8 +4,8 @@
     python benchmarks/compile_times.py --layers 28
 
 Cold: an empty cache folder. Warm: the same process forgets its programs and reads them from the folder, as the next run
-does. Tracing (Python to StableHLO) is done either way. The size is that of the StableHLO, in lines: a layer's are
-repeated for every layer. Nothing is computed, and no weights are made.
+does. Tracing (Python to StableHLO) is done either way. The size is that of the StableHLO, in lines: a decode step repeats a
+layer for each of them, the other programs hold it once. Nothing is computed, and no weights are made.
 """
 
 import argparse

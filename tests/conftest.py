@@ -88,8 +88,8 @@ def _write_policy(folder: Path, kind: str) -> Path:
     )
     # A wide spread: the answers then depend on the prompt, and a small update shows in them.
     random = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda p: random.normal(0.0, 0.2, p.shape).astype("f4") if p.ndim > 1 else np.ones(p.shape, "f4"),
+    params = jax.tree.map_with_path(
+        lambda path, p: np.ones(p.shape, "f4") if path[-1].key == "scale" else random.normal(0.0, 0.2, p.shape).astype("f4"),
         param_shapes(config),
     )
     save_policy(Policy(config, params, tokenizer), folder)

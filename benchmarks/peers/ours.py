@@ -95,7 +95,7 @@ class Ours:
 
 
 def _smallest_matrix(params: Any) -> Any:
-    return min((leaf for leaf in jax.tree.leaves(params) if leaf.ndim > 1), key=lambda leaf: leaf.size)
+    return min((leaf for leaf in jax.tree.leaves(params["layers"]) if leaf.ndim > 2), key=lambda leaf: leaf.size)
 
 
 if __name__ == "__main__":

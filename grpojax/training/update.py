@@ -17,9 +17,9 @@ from grpojax.qwen.model import COMPILER_OPTIONS, Cache, Params, Prefix, causal_i
 from grpojax.training.rollout import Rollouts, bucket, encode_prompts, prompt_mask
 from grpojax.variants import Variant
 
-ACTIVATION_BYTES = 2**31
-"""What the layers' activations of one micro-batch may take, about. Where even one sequence takes more, they are
-recomputed in the backward pass."""
+ACTIVATION_BYTES = 2**29
+"""What the layers' activations of one micro-batch may take, about. Where even one sequence takes more, the results of the
+layers' products are not kept but computed again in the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,12 +238,14 @@ def _answer_logps(
 
 
 def activation_bytes(config: QwenConfig, batch: Batch, rows: int) -> int:
-    """About what the backward pass keeps of the layers for so many answers of a batch: activations and attention."""
+    """About what so many answers of a batch take in the backward pass: the results of all layers' products, and the
+    attention of the one layer that is at work."""
     itemsize = jnp.dtype(config.compute_dtype).itemsize
     length, keys = batch.targets.shape[1], batch.targets.shape[1] + batch.prompts.shape[1]
-    per_token = 8 * config.hidden_size + 3 * config.intermediate_size + 4 * config.num_heads * config.head_dim
-    per_token = per_token * itemsize + 3 * config.num_heads * keys * 4
-    return rows * length * config.num_layers * per_token
+    products = 3 * config.hidden_size + 2 * config.intermediate_size
+    products += (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    attention = 3 * config.num_heads * keys  # scores, their exponentials, and the gradient of either: float32
+    return rows * length * (config.num_layers * products * itemsize + attention * 4)
 
 
 def _fit(rows: np.ndarray, size: int, fill: int = 0) -> np.ndarray:

@@ -114,8 +114,8 @@ def hidden_states(
         common = None if common is None else (*common, prefix.attend[:, None, None, :])
         return _Layer(config).apply({"params": values(layer_params)}, x, rope, attend, kv, slot, common)
 
-    keep = jax.checkpoint_policies.nothing_saveable if remat else jax.checkpoint_policies.save_only_these_names("product")
-    run = jax.checkpoint(run, prevent_cse=False, policy=keep)
+    kept = () if remat else ("product",)
+    run = jax.checkpoint(run, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(*kept))
     common = None if prefix is None else prefix.cache
     if isinstance(layers, list):
         filled, none = [], [None] * len(layers)

@@ -143,7 +143,7 @@ def _update(
     choose = lambda new, old: jnp.where(finite, new.astype(old.dtype), old)
     updates, _ = optimizer.update(grads, opt_state, _float32(params))
     moved = jax.tree.map(lambda p, u: choose(p.astype(jnp.float32) - lr * u, p), params, updates)
-    old_state = _after(moved, opt_state, optimizer)
+    old_state = _after(moved, opt_state, optimizer)  # now the moments, which depend on the gradient alone
     _, new_state = optimizer.update(grads, old_state, _float32(params))
     return moved, jax.tree.map(choose, new_state, old_state), metrics | {"grad_norm": grad_norm}
 
@@ -192,8 +192,8 @@ def gradients(
 
     def loss_of(part, wanted, prompts32):
         part = dataclasses.replace(part, prompts=batch.prompts, prompt_lens=batch.prompt_lens)
-        cast = jax.tree.map(lambda new, old: new.astype(old.dtype), prompts32, prompts)
-        logps = _answer_logps(config, attach(wanted), cast, part, variant.numbers.get("score_temperature"), remat)
+        seen = jax.tree.map(lambda new, old: new.astype(old.dtype), prompts32, prompts)
+        logps = _answer_logps(config, attach(wanted), seen, part, variant.numbers.get("score_temperature"), remat)
         loss, aux = policy_loss(
             variant, logps, part.old_logps, part.ref_logps, part.advantages, part.mask,
             whole_mask=batch.mask, sampler_logps=part.sampler_logps, kl_scale=part.kl_scale,

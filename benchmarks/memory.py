@@ -1,6 +1,6 @@
 """How much memory does a step of Qwen3-0.6B take, 8 answers of 1024 tokens to one prompt?
 
-    python benchmarks/memory.py              both dtypes, 28 layers: nothing is allocated, but compiling takes minutes
+    python benchmarks/memory.py              both dtypes, 28 layers: nothing is allocated, compiling takes half a minute
 
 What the compiled programs say: arguments, outputs that do not take an argument's place, and temporaries. (They are
 compiled without LLVM's optimizations, which come after the memory is laid out.) Rollouts and

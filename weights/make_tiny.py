@@ -228,7 +228,8 @@ def fit(
 
     def muon_shapes(params):
         out_in = optax.contrib.MuonDimensionNumbers(reduction_axis=2, output_axis=1)
-        return jax.tree_util.tree_map_with_path(lambda path, _: out_in if path[0].key == "layers" and path[-1].key == "weight" else None, params)
+        of_layers = lambda path: path[0].key == "layers" and path[-1].key == "weight"
+        return jax.tree_util.tree_map_with_path(lambda path, _: out_in if of_layers(path) else None, params)
 
     optimizer = optax.contrib.muon(
         optax.warmup_cosine_decay_schedule(0.0, rate, 20, steps),

@@ -29,7 +29,6 @@ Cache = Any
 key heads of size h; or a list of n pairs without the first axis, beside unstacked layers. Keys lie so that a decode step,
 which reads all of them for few queries, reads them in order."""
 
-
 COMPILER_OPTIONS = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 """For programs that run the stacked layers. XLA's CPU backend slices no bfloat16: it converts to float32 first, and were it
 allowed to move what does not change out of the loop over layers, it would convert all layers at once."""

@@ -621,3 +621,44 @@ def test_freed_memory_is_used_again():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
     assert first > 60_000 and second < 1_000
+
+
+LEVEL = "--xla_backend_optimization_level"
+
+
+@pytest.mark.parametrize(
+    ("flags", "platforms", "plugins", "expected"),
+    [
+        ("", None, [], f"{LEVEL}=1"),
+        ("--xla_dump_to=x", None, [], f"--xla_dump_to=x {LEVEL}=1"),
+        (f"{LEVEL}=2", None, [], f"{LEVEL}=2"),  # the user's own
+        ("", None, ["xla_cuda13"], ""),  # a GPU may be found
+        ("", "cpu", ["xla_cuda13"], f"{LEVEL}=1"),
+        ("", "cuda,cpu", [], f"{LEVEL}=1"),  # cannot be found
+    ],
+)
+def test_programs_compile_quickly_where_the_processor_is_all_there_is(monkeypatch, flags, platforms, plugins, expected):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(runner.importlib.metadata, "entry_points", lambda group: plugins)
+    before = jax.config.jax_platforms
+    try:
+        jax.config.update("jax_platforms", platforms)
+        runner.prepare_process()
+        runner.prepare_process()  # a second time adds nothing
+        assert os.environ["XLA_FLAGS"] == expected
+    finally:
+        jax.config.update("jax_platforms", before)
+
+
+def test_xla_reads_the_level_that_a_process_is_prepared_with():
+    script = (
+        "from grpojax.runner import prepare_process\n"
+        "prepare_process()\n"
+        "import jax.numpy as jnp\n"
+        "from jax._src.lib import xla_client\n"
+        "jnp.ones(3)\n"
+        "print(xla_client.CompileOptions().executable_build_options.debug_options.xla_backend_optimization_level)\n"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

@@ -4,12 +4,14 @@ A NaN reward is an abstention: that answer takes no part in the means and spread
 A group whose rewards are all equal teaches nothing and gets exact zeros, also where their float mean is a rounding off.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from grpojax.loss.checks import check_shape
 
 
+@jax.jit
 def group_advantages(rewards: Array, eps: float = 1e-4) -> Array:
     """How much better each rollout did than its group: (r - mean) / (std + eps), std over G - 1.
 
@@ -33,6 +35,7 @@ def group_advantages(rewards: Array, eps: float = 1e-4) -> Array:
     return centred / (_std(centred, _present(rewards), axis=1) + eps)
 
 
+@jax.jit
 def centred_advantages(rewards: Array) -> Array:
     """Reward minus the mean of the group, not divided by a spread: [P, G] -> [P, G]. Raises as `group_advantages`.
 
@@ -52,6 +55,7 @@ def centred_advantages(rewards: Array) -> Array:
     return jnp.where(present & (most > least), filled - mean, 0.0)
 
 
+@jax.jit
 def batch_std_advantages(rewards: Array, eps: float = 1e-4) -> Array:
     """Reward minus the mean of the group, over the std of all rewards of the step: [P, G] -> [P, G].
 
@@ -71,6 +75,7 @@ def batch_std_advantages(rewards: Array, eps: float = 1e-4) -> Array:
     return centred_advantages(rewards) / (spread + eps)
 
 
+@jax.jit
 def leave_one_out_advantages(rewards: Array) -> Array:
     """Reward minus the mean of the *other* rollouts of the group: [P, G] -> [P, G]. Raises as `group_advantages`.
 
@@ -85,6 +90,7 @@ def leave_one_out_advantages(rewards: Array) -> Array:
     return centred_advantages(rewards) * count / jnp.maximum(count - 1, 1)
 
 
+@jax.jit
 def gdpo_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
     """Several rewards: each normalised inside its group, weighted, summed, and normalised again over the batch.
 
@@ -102,6 +108,7 @@ def gdpo_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
     return _standardised(total.reshape(1, -1), eps).reshape(total.shape) * _has_signal(total)
 
 
+@jax.jit
 def gdpo_group_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
     """As `gdpo_advantages`, with the second normalisation inside each group as well.
 
@@ -111,6 +118,7 @@ def gdpo_group_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> 
     return _standardised(total, eps) * _has_signal(total)
 
 
+@jax.jit
 def total_reward(rewards: Array, weights: Array) -> Array:
     """Weighted sum of several rewards, [K, P, G], [K] -> [P, G]. An abstention adds nothing; NaN where all abstain.
 

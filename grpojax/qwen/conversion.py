@@ -1,6 +1,5 @@
 """Checkpoint tensors to a parameter tree and back: one table, and one report of everything that does not fit."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -146,14 +145,13 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], whe
         )
 
 
-@functools.partial(jax.jit, static_argnames="dtype")
-def _place(array: Array, dtype: str | None) -> tuple[Array, Array]:
+def _place(array: np.ndarray, dtype: str | None) -> tuple[Array, bool]:
     """The array as the tree holds it, and whether all of it is finite."""
-    array = array.astype(dtype or array.dtype)
-    return array, jnp.isfinite(array).all()
+    array = array.astype(dtype or array.dtype)  # a copy: what was read may be a view of a file
+    return jnp.asarray(array), bool(np.isfinite(array).all())
 
 
-def _finite_tree(placed: Mapping[str, tuple[Array, Array]], where: str) -> Params:
+def _finite_tree(placed: Mapping[str, tuple[Array, bool]], where: str) -> Params:
     """path -> (array, whether it is finite), as a nested dict of arrays."""
     bad = [path for path, (_, finite) in placed.items() if not finite]
     if bad:

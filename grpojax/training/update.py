@@ -96,6 +96,7 @@ def bound_norm(max_grad_norm: float) -> optax.GradientTransformation:
     return optax.stateless(bound)
 
 
+@functools.partial(jax.jit, static_argnames=("optimizer", "moment_dtype"))
 def init_optimizer(
     optimizer: optax.GradientTransformation, params: Params, moment_dtype: str = "float32"
 ) -> optax.OptState:

@@ -623,22 +623,26 @@ def test_freed_memory_is_used_again():
     assert first > 60_000 and second < 1_000
 
 
-LEVEL = "--xla_backend_optimization_level"
+LEVEL, EMITTERS = "--xla_backend_optimization_level", "--xla_cpu_use_fusion_emitters"
 
 
 @pytest.mark.parametrize(
-    ("flags", "platforms", "plugins", "expected"),
+    ("flags", "platforms", "plugins", "jaxlib", "expected"),
     [
-        ("", None, [], f"{LEVEL}=1"),
-        ("--xla_dump_to=x", None, [], f"--xla_dump_to=x {LEVEL}=1"),
-        (f"{LEVEL}=2", None, [], f"{LEVEL}=2"),  # the user's own
-        ("", None, ["xla_cuda13"], ""),  # a GPU may be found
-        ("", "cpu", ["xla_cuda13"], f"{LEVEL}=1"),
-        ("", "cuda,cpu", [], f"{LEVEL}=1"),  # cannot be found
+        ("", None, [], "0.10.2", f"{LEVEL}=1 {EMITTERS}=false"),
+        ("--xla_dump_to=x", None, [], "0.10.2", f"--xla_dump_to=x {LEVEL}=1 {EMITTERS}=false"),
+        (f"{LEVEL}=2", None, [], "0.10.2", f"{LEVEL}=2 {EMITTERS}=false"),  # the user's own
+        ("", None, [], "0.11.0", f"{LEVEL}=1"),  # it may not know the other
+        ("", None, ["xla_cuda13"], "0.10.2", ""),  # a GPU may be found
+        ("", "cpu", ["xla_cuda13"], "0.10.2", f"{LEVEL}=1 {EMITTERS}=false"),
+        ("", "cuda,cpu", [], "0.10.2", f"{LEVEL}=1 {EMITTERS}=false"),  # cannot be found
     ],
 )
-def test_programs_compile_quickly_where_the_processor_is_all_there_is(monkeypatch, flags, platforms, plugins, expected):
+def test_programs_compile_quickly_where_the_processor_is_all_there_is(
+    monkeypatch, flags, platforms, plugins, jaxlib, expected
+):
     monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(runner.importlib.metadata, "version", lambda name: jaxlib)
     monkeypatch.setattr(runner.importlib.metadata, "entry_points", lambda group: plugins)
     before = jax.config.jax_platforms
     try:

@@ -16,9 +16,10 @@ from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.tokenizer import Tokenizer
 from grpojax.qwen.weights import Policy, load_policy, save_policy
-from grpojax.runner import prepare_process
+from grpojax.runner import compile_quickly, prepare_process
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 
+compile_quickly()  # the level above stays
 # A forgotten axis must fail, not broadcast.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

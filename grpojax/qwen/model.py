@@ -12,6 +12,7 @@ Positions and masks are arguments: the model never guesses padding from a token 
 """
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -25,9 +26,12 @@ from grpojax.qwen.config import QwenConfig
 
 Params = dict[str, Any]
 Cache = Any
-"""A pair of arrays: the keys [n, B, K, h, L] and values [n, B, K, L, h] of L tokens in the compute dtype, in n layers with K
-key heads of size h; or a list of n pairs without the first axis, beside unstacked layers. Keys lie so that a decode step,
-which reads all of them for few queries, reads them in order."""
+"""A list of blocks, each a pair of arrays: the keys [n, B, K, h, L] and values [n, B, K, L, h] of L tokens in the compute
+dtype, in n layers with K key heads of size h; or a list of n such lists without the first axis, beside unstacked layers.
+Keys lie so that a decode step, which reads all of them for few queries, reads them in order."""
+
+BLOCK_SLOTS, MAX_BLOCKS = 256, 8
+"""A cache to be filled has blocks of so many slots, or so many blocks. A block that nobody looks at yet is not read."""
 
 COMPILER_OPTIONS = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 """For programs that run the stacked layers. XLA's CPU backend slices no bfloat16: it converts to float32 first, and were it
@@ -75,7 +79,9 @@ def decoding_params(config: QwenConfig, params: Params) -> Params:
 def empty_cache(config: QwenConfig, batch: int, slots: int) -> Cache:
     """A cache of zeros with `slots` places for each of `batch` sequences."""
     shape, dtype = (config.num_layers, batch, config.num_kv_heads), config.compute_dtype
-    return jnp.zeros((*shape, config.head_dim, slots), dtype), jnp.zeros((*shape, slots, config.head_dim), dtype)
+    size = max(BLOCK_SLOTS, -(-slots // MAX_BLOCKS))
+    sizes = [min(size, slots - start) for start in range(0, slots, size)]
+    return [(jnp.zeros((*shape, config.head_dim, n), dtype), jnp.zeros((*shape, n, config.head_dim), dtype)) for n in sizes]
 
 
 def hidden_states(
@@ -96,7 +102,8 @@ def hidden_states(
       tokens: [B, T] int32.
       positions: [B, T] int32, each token's place in its sequence (for RoPE).
       attend: [B, T, L] bool, true where token t may look at key l. Without a cache the keys are the tokens themselves.
-      cache: keys and values of earlier tokens; those of `tokens` are written to slots [slot, slot + T).
+      cache: keys and values of earlier tokens; those of `tokens` are written to slots [slot, slot + T). Into a cache of
+        several blocks goes one token at a time.
       prefix: what the sequences begin with, computed before; every token looks at all that is there of its own.
       remat: for the backward pass keep of each layer what went into it, not the results of its products as well; the rest
         is always computed again.
@@ -110,7 +117,7 @@ def hidden_states(
 
     def run(x, layer):
         layer_params, kv, common = layer
-        common = None if common is None else (*common, prefix.attend[:, None, None, :])
+        common = None if common is None else (*common[0], prefix.attend[:, None, None, :])
         return _Layer(config).apply({"params": values(layer_params)}, x, rope, attend, kv, slot, common)
 
     kept = () if remat else ("product",)
@@ -175,12 +182,11 @@ class _Attention(nn.Module):
         if c.qk_norm:  # over each head by itself, before RoPE
             q, k = _RMSNorm(c, name="q_norm")(q), _RMSNorm(c, name="k_norm")(k)
         q, k, v = _rotate(q, rope), _rotate(k, rope).transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
-        if kv is not None:
-            k = jax.lax.dynamic_update_slice_in_dim(kv[0], k.astype(kv[0].dtype), slot, axis=3)
-            v = jax.lax.dynamic_update_slice_in_dim(kv[1], v.astype(kv[1].dtype), slot, axis=2)
-        segments = [(k, v, attend[:, None])] + ([] if common is None else [common])
-        out = _grouped_attention(q, segments).reshape(batch, length, -1).astype(c.compute_dtype)
-        return _Linear(c, c.hidden_size, c.output_bias, name="o")(out), (k, v)
+        blocks = [(k, v)] if kv is None else _written(kv, k, v, slot)
+        ends = itertools.accumulate(v.shape[2] for _, v in blocks)
+        segments = [(k, v, attend[:, None, :, end - v.shape[2] : end]) for (k, v), end in zip(blocks, ends, strict=True)]
+        out = _grouped_attention(q, segments, common).reshape(batch, length, -1).astype(c.compute_dtype)
+        return _Linear(c, c.hidden_size, c.output_bias, name="o")(out), blocks
 
 
 class _MLP(nn.Module):
@@ -237,44 +243,71 @@ def _rotate(x: Array, rope: tuple[Array, Array]) -> Array:
     return turned.reshape(x.shape).astype(x.dtype)
 
 
-def _grouped_attention(q: Array, segments: list[tuple[Array, Array, Array]]) -> Array:
+def _written(blocks: Cache, k: Array, v: Array, slot: Array | int) -> Cache:
+    """The blocks of one layer with keys [B, K, h, T] and values [B, K, T, h] of new tokens in slots [slot, slot + T)."""
+    if len(blocks) == 1:
+        (keys, values), *_ = blocks
+        write = lambda held, new, axis: jax.lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), slot, axis)
+        return [(write(keys, k, 3), write(values, v, 2))]
+    written, start = [], 0
+    for keys, values in blocks:
+        size = values.shape[2]
+        at = jnp.where((start <= slot) & (slot < start + size), slot - start, size)  # past the end: not written
+        written.append((
+            keys.at[..., at].set(k[..., 0].astype(keys.dtype), mode="drop"),
+            values.at[:, :, at].set(v[:, :, 0].astype(values.dtype), mode="drop"),
+        ))  # fmt: skip
+        start += size
+    return written
+
+
+def _grouped_attention(q: Array, segments: list[tuple[Array, Array, Array]], common: Any) -> Array:
     """Attention over the keys of several segments as if they stood side by side.
 
     Args:
       q: [B, T, H, h], H / K queries to a key head.
-      segments: keys [P, K, h, L], values [P, K, L, h] and attend, bool, broadcast to [P, B / P, T, L]. Rows of q that share
-        a segment's keys meet them in one product.
+      segments: keys [B, K, h, L], values [B, K, L, h] and attend, bool, broadcast to [B, 1, T, L]. The first is always
+        read, another only if someone looks at it.
+      common: None, or a segment of P rows, with attend broadcast to [P, B / P, T, L]. Rows of q that share a segment's
+        keys meet them in one product.
 
     Returns:
       [B, T, H, h] float32.
     """
+    first, *others = segments
+    parts = [_partial_attention(q, *first)]
+    unseen = jax.tree.map(jnp.zeros_like, parts[0])._replace(top=jnp.full_like(parts[0].top, jnp.finfo(jnp.float32).min))
+    for segment in others:
+        parts.append(jax.lax.cond(jnp.any(segment[2]), _partial_attention, lambda *_: unseen, q, *segment))
+    if common is not None:
+        parts.append(_partial_attention(q, *common))
+    top = functools.reduce(jnp.maximum, [part.top for part in parts])
+    factors = [jnp.exp(part.top - top) for part in parts]
+    total = sum(factor * part.total for factor, part in zip(factors, parts, strict=True))
+    return sum(factor * part.out for factor, part in zip(factors, parts, strict=True)) / total
+
+
+class _Partial(NamedTuple):
+    """Attention of [B, T, H] queries over a part of their keys, before the sum over all of them is known."""
+
+    top: Array  # [B, T, H, 1], the largest score
+    total: Array  # [B, T, H, 1], the sum of exp(score - top)
+    out: Array  # [B, T, H, h], the sum of exp(score - top) times value
+
+
+def _partial_attention(q: Array, k: Array, v: Array, attend: Array) -> _Partial:
     batch, length, heads, dim = q.shape
-
-    def scores_of(k, attend):  # [P, K, B / P, H / K, T, L]
-        places, key_heads = k.shape[:2]
-        shared = q.reshape(places, -1, length, key_heads, heads // key_heads, dim).transpose(0, 3, 1, 4, 2, 5)
-        scores = _matmul(shared.reshape(places, key_heads, -1, dim), k) * dim**-0.5
-        scores = scores.reshape(*shared.shape[:-1], k.shape[-1])
-        return jnp.where(attend[:, None, :, None], scores, jnp.finfo(jnp.float32).min)
-
-    def values_of(weights, v):  # [P, K, B / P, H / K, T, h]
-        rows = weights.reshape(*weights.shape[:2], -1, weights.shape[-1])
-        return _matmul(rows.astype(v.dtype), v).reshape(*weights.shape[:-1], dim)
-
-    def by_row(x):  # [P, K, B / P, H / K, T, ...] -> [B, T, H, ...]
-        order = (0, 2, 4, 1, 3, *range(5, x.ndim))
-        return x.transpose(order).reshape(batch, length, heads, *x.shape[5:])
-
-    def by_segment(x, like):  # [B, T, H] -> [P, K, B / P, H / K, T, 1]
-        places, key_heads, rows, groups = like.shape[:4]
-        return x.reshape(places, rows, length, key_heads, groups).transpose(0, 3, 1, 4, 2)[..., None]
-
-    scores = [scores_of(k, attend) for k, _, attend in segments]
-    top = functools.reduce(jnp.maximum, [by_row(jnp.max(jax.lax.stop_gradient(s), axis=-1)) for s in scores])
-    weights = [jnp.exp(s - by_segment(top, s)) for s in scores]
-    total = sum(by_row(jnp.sum(w, axis=-1)) for w in weights)
-    out = sum(by_row(values_of(w, v)) for w, (_, v, _) in zip(weights, segments, strict=True))
-    return out / total[..., None]
+    places, key_heads = k.shape[:2]
+    shared = q.reshape(places, -1, length, key_heads, heads // key_heads, dim).transpose(0, 3, 1, 4, 2, 5)
+    scores = _matmul(shared.reshape(places, key_heads, -1, dim), k) * dim**-0.5
+    scores = scores.reshape(*shared.shape[:-1], k.shape[-1])  # [P, K, B / P, H / K, T, L]
+    scores = jnp.where(attend[:, None, :, None], scores, jnp.finfo(jnp.float32).min)
+    top = jnp.max(jax.lax.stop_gradient(scores), axis=-1, keepdims=True)
+    weights = jnp.exp(scores - top)
+    out = _matmul(weights.reshape(places, key_heads, -1, k.shape[-1]).astype(v.dtype), v)
+    by_row = lambda x: x.transpose(0, 2, 4, 1, 3, 5).reshape(batch, length, heads, -1)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return _Partial(by_row(top), by_row(total), by_row(out.reshape(*shared.shape[:-1], dim)))
 
 
 def _matmul(a: Array, b: Array) -> Array:

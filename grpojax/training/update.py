@@ -231,7 +231,7 @@ def _answer_logps(
     positions, causal = causal_inputs(batch.targets)
     hidden, _ = hidden_states(
         config, params, batch.targets, lengths[of][:, None] + positions, causal,
-        prefix=Prefix(tuple(own(x, 1) for x in cache), own(there, 0)), remat=remat,
+        prefix=Prefix(jax.tree.map(lambda x: own(x, 1), cache), own(there, 0)), remat=remat,
     )  # fmt: skip
     predicting = jnp.concatenate([last[of][:, None], hidden[:, :-1]], axis=1)
     head = head_matrix(config, params)

@@ -73,6 +73,34 @@ def test_cached_decoding_in_pieces_equals_the_full_forward_pass(tiny_config, fam
     np.testing.assert_allclose(jnp.concatenate(pieces, 1), forward(config, params, tokens), atol=2e-5)
 
 
+@pytest.mark.parametrize("slots, sizes", [(4, [4]), (5, [4, 1]), (12, [4, 4, 4]), (26, [9, 9, 8])])
+def test_blocks_of_a_cache_are_filled_in_turn_and_read_when_they_are_looked_at(tiny_config, monkeypatch, slots, sizes):
+    """Blocks of 4 slots, or 3 of them where 4 slots are too few; NaN lies in those that no token has reached."""
+    monkeypatch.setattr(model, "BLOCK_SLOTS", 4)
+    monkeypatch.setattr(model, "MAX_BLOCKS", 3)
+    config = tiny_config()
+    params, tokens = _random(config), _tokens(config, 2, slots)
+    blank = empty_cache(config, 2, slots)
+    assert [keys.shape[-1] for keys, _ in blank] == [values.shape[-2] for _, values in blank] == sizes
+
+    @jax.jit
+    def step(token, cache, slot):
+        attend = jnp.broadcast_to(jnp.arange(slots) <= slot, (2, 1, slots))
+        position = jnp.full((2, 1), slot)
+        hidden, cache = hidden_states(config, layers, token, position, attend, cache, slot)
+        return head_logits(config, params, hidden), cache
+
+    layers, whole = model.decoding_params(config, params), forward(config, params, tokens)
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    cache = model.unstacked(config, jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), blank))
+    for slot in range(slots):
+        if slot in starts:
+            for blocks, fresh in zip(cache, model.unstacked(config, blank), strict=True):
+                blocks[starts.index(slot)] = fresh[starts.index(slot)]
+        logits, cache = step(tokens[:, slot : slot + 1], cache, slot)
+        np.testing.assert_allclose(logits[:, 0], whole[:, slot], atol=2e-5)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sequences_that_share_a_prefix_equal_whole_ones(tiny_config, family):
     """Six answers of three tokens to two prompts of 5 and 3 tokens, against six full passes: logits and gradient."""

@@ -10,6 +10,7 @@ import pytest
 
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import token_entropy, token_logps
+from grpojax.qwen import model
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.weights import Policy
@@ -126,8 +127,10 @@ def test_the_key_decides(tiny, drawn):
     assert len({tuple(drawn.answer_ids(row)) for row in range(6)}) == 6  # and each row draws its own
 
 
-def test_an_answer_does_not_depend_on_budget_and_padding(tiny, drawn):
-    """A larger budget and a neighbour with a longer prompt (another bucket): the same tokens, as far as they go."""
+def test_an_answer_does_not_depend_on_budget_and_padding(tiny, drawn, monkeypatch):
+    """A larger budget in a cache of four blocks, and a neighbour with a longer prompt (another bucket): the same tokens, as
+    far as they go."""
+    monkeypatch.setattr(model, "BLOCK_SLOTS", 5)
     other = sampled(tiny, [PROMPTS[0], list(range(20))], max_new_tokens=20)
     assert other.prompts.shape[1] != drawn.prompts.shape[1]
     for row in range(3):

@@ -1,71 +1,100 @@
-"""How many answers a second does an evaluation make, by batch size, and what could refilling finished rows gain?
+"""Is it faster to hand the place of an ended answer to a prompt that waits (continuous batching), or to decode in batches?
 
     python benchmarks/evaluation.py
+    python benchmarks/evaluation.py --model tiny-reasoning
 
-The embedded model's greedy answers to held-out arithmetic problems, generated and graded as `grpojax eval` does. A
-batch is decoded until its last answer ends; rows that ended before are decoded too, for nothing, and so are the rows
-that fill up the last batch. Handing finished rows to waiting problems (continuous batching) could at most save that
-share of the seconds of decoding, which are all but those of the same evaluation with answers of one token (prefill,
-tokenizer, grading). Every batch size gives the same answers: checked first.
+The embedded model's greedy answers to held-out arithmetic problems, without grading. Batches: problems in order of
+prompt length, each batch decoded until its last answer ends; rows that ended before are decoded too, for nothing, and
+so are those that fill up the last batch. Places: `stream_answers`, as `grpojax eval` and a run's evaluations have it.
+Every way and size gives the same answers: checked first.
 """
 
+import argparse
 import functools
 import time
 from typing import Any
 
+import jax
 import timing
 
-from grpojax.qwen.weights import load_policy
-from grpojax.tasks.grading import Grader
+from grpojax.qwen.weights import Policy, load_policy
 from grpojax.tasks.problems import load_problems
-from grpojax.training.evaluate import answer_problems
+from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
+from grpojax.training.rollout import make_rollouts
+from grpojax.training.sampling import GREEDY
+from grpojax.training.stream import stream_answers
+
+Answers = list[list[int]]
 
 
 def main() -> None:
     parser = timing.make_parser(__doc__)
     parser.add_argument("--model", default="tiny-base", help="embedded model or folder (default: tiny-base)")
-    parser.add_argument("--problems", type=int, default=512, help="how many (default: 512)")
+    parser.add_argument("--dataset", default="arithmetic", help="as for grpojax eval (default: arithmetic)")
+    parser.add_argument("--problems", type=int, nargs="+", default=[200, 512], help="how many (default: 200 512)")
     parser.add_argument("--new", type=int, default=256, help="most tokens of an answer (default: 256)")
-    parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256])
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 64])
     args = parser.parse_args()
     policy = load_policy(args.model, dtype="float32")
-    problems, grader = load_problems("arithmetic", "eval", limit=args.problems), Grader()
+    rows = [row for count in args.problems for row in rows_of(policy, count, args)]
+    timing.report(args, rows, f"{args.model}, greedy, up to {args.new} tokens.")
 
-    def answer(size: int, new: int = args.new) -> list[dict[str, Any]]:
-        return list(
-            answer_problems(policy, policy.params, problems, max_new_tokens=new, batch_size=size, grader=grader)
-        )
 
-    answers, first = {}, {}
+def rows_of(policy: Policy, count: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    problems = load_problems(args.dataset, "eval", limit=count)
+    prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, DEFAULT_TEMPLATE), thinking=True) for p in problems]
+    keys = jax.random.split(jax.random.key(0), count)  # greedy answers draw nothing
+    ways = {"batches": in_batches, "places": in_places}
+    runs, first, expected = {}, {}, None
     for size in args.batches:
-        start = time.perf_counter()
-        answers[size] = answer(size)
-        first[size] = time.perf_counter() - start
-        texts = {row["index"]: row["text"] for row in answers[size]}
-        if size == args.batches[0]:
-            expected = texts
-        differing = sum(texts[i] != expected[i] for i in expected)
-        if differing:
-            raise SystemExit(f"batches of {args.batches[0]} and {size} differ in {differing} answers; nothing is timed")
-        answer(size, 1)  # compiles
-    runs = {(size, new): functools.partial(answer, size, new) for size in args.batches for new in (1, args.new)}
-    all_seconds = timing.median_of(runs, args.repeats)
+        for name, way in ways.items():
+            run = functools.partial(way, policy, prompts, keys, args.new, size)
+            start = time.perf_counter()
+            answers = run()
+            first[size, name] = time.perf_counter() - start
+            expected = expected or answers
+            differing = sum(a != b for a, b in zip(answers, expected, strict=True))
+            if differing:
+                raise SystemExit(f"{name} of {size} give {differing} other answers; nothing is timed")
+            runs[size, name] = run
+    seconds = timing.median_of(runs, args.repeats)
+    lengths = [len(answer) for answer in expected]
     rows = []
     for size in args.batches:
-        lengths = [row["length"] for row in answers[size]]  # in the order in which they were decoded
-        steps = sum(max(lengths[at : at + size]) for at in range(0, len(lengths), size))
-        seconds, decoding = all_seconds[size, args.new], all_seconds[size, args.new] - all_seconds[size, 1]
-        idle = 1 - sum(lengths) / (steps * size)
+        ordered = [lengths[i] for i in _order(prompts)]
+        steps = sum(max(ordered[at : at + size]) for at in range(0, count, size))
+        old, new = seconds[size, "batches"], seconds[size, "places"]
         rows.append({
-            "batch": size, "seconds": seconds, "of decoding": decoding, "answers/s": len(lengths) / seconds,
-            "tokens/s": sum(lengths) / seconds, "steps": steps, "rows decoded after their end": f"{100 * idle:.0f} %",
-            "refilling gains at most": f"{seconds / (seconds - idle * decoding):.2f} times",
-            "compile s": first[size] - seconds,
+            "problems": count, "tokens": sum(lengths), "longest": max(lengths), "batch": size,
+            "rows decoded after their end": f"{100 * (1 - sum(lengths) / (steps * min(size, count))):.0f} %",
+            "batches s": old, "places s": new, "places are faster": f"{old / new:.2f} times",
+            "compile batches s": first[size, "batches"] - old, "compile places s": first[size, "places"] - new,
         })  # fmt: skip
-    timing.report(
-        args, rows, f"{args.model}, {len(problems)} problems, greedy, up to {args.new} tokens; "
-        f"{sum(lengths) / len(lengths):.1f} on average, the longest {max(lengths)}.",
-    )  # fmt: skip
+    return rows
+
+
+def in_batches(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: int, size: int) -> Answers:
+    answers: Answers = [[] for _ in prompts]
+    order, size = _order(prompts), min(size, len(prompts))
+    for at in range(0, len(order), size):
+        batch = order[at : at + size]
+        whole = (batch * size)[:size]
+        out = make_rollouts(policy, policy.params, [prompts[i] for i in whole], keys[0], GREEDY, 1, new)
+        for row, i in enumerate(batch):
+            answers[i] = out.answer_ids(row)
+    return answers
+
+
+def in_places(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: int, size: int) -> Answers:
+    answers: Answers = [[] for _ in prompts]
+    for group in stream_answers(policy, policy.params, prompts, keys, GREEDY, 1, new, size):
+        for answered in group:
+            (answers[answered.prompt],) = answered.answers
+    return answers
+
+
+def _order(prompts: list[list[int]]) -> list[int]:
+    return sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
 
 
 if __name__ == "__main__":

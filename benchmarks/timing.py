@@ -20,6 +20,7 @@ from peers.workload import WORKLOADS
 
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import Params, param_shapes
+from grpojax.runner import compile_quickly, keep_freed_memory
 from grpojax.training.update import Batch
 
 LAYERS = WORKLOADS["600m"].num_layers
@@ -128,7 +129,9 @@ def _difference(x: Any, y: Any, relative: bool) -> float:
 
 
 def make_parser(doc: str, layers: int | None = None, repeats: int = 3) -> argparse.ArgumentParser:
-    """--json and --repeats, and --layers where there are."""
+    """--json and --repeats, and --layers where there are. Prepares the process as `grpojax` does, but for the cache on disk."""
+    keep_freed_memory()
+    compile_quickly()
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for the same as json")
     if repeats:

@@ -174,7 +174,7 @@ def _eval(args: argparse.Namespace) -> None:
 
 def _collect(answers: Iterator[dict[str, Any]], rows: list[dict[str, Any]], out: str | None, count: int) -> None:
     """Adds the rows as they come, also to the file; says now and then how far it is."""
-    from grpojax.reporting.evaluation import append_result
+    from grpojax.reporting.evaluation import append_result, finish_results
 
     start = shown = time.perf_counter()
     try:
@@ -185,6 +185,8 @@ def _collect(answers: Iterator[dict[str, Any]], rows: list[dict[str, Any]], out:
             if time.perf_counter() - shown > PROGRESS_SECONDS:
                 shown = time.perf_counter()
                 print(f"{len(rows)} of {count} problems after {shown - start:.0f} s", file=sys.stderr, flush=True)
+        if out:
+            finish_results(out)
     except KeyboardInterrupt:
         if out:
             print(f"{len(rows)} of {count} problems are in {out}; the same command goes on", file=sys.stderr)

@@ -33,13 +33,20 @@ from grpojax.tasks.grading import Grader
 from grpojax.tasks.problems import Problem, cache_folder, load_problems
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template, render_prompt
 from grpojax.tasks.rewards import reward_function
+from grpojax.training import stream
 from grpojax.training.checkpoint import checkpoint_steps, load_checkpoint, prune_checkpoints, save_checkpoint
 from grpojax.training.evaluate import evaluate
-from grpojax.training.rollout import check_context
-from grpojax.training.train import TrainState, compile_counts, initial_state, run_optimizer, run_variant, train
+from grpojax.training.rollout import check_context, generate
+from grpojax.training.train import TrainState, initial_state, run_optimizer, run_variant, train
+from grpojax.training.update import score, update_in_place
 
 EVAL_SEED = 0
 """Generated evaluation problems are the same in every run, so that accuracies can be compared."""
+
+PROGRAMS = {
+    "generate": generate, "score": score, "update": update_in_place, "admit": stream.admit, "decode": stream.decode,
+}  # fmt: skip
+"""The compiled programs of a run; the last two are those of an evaluation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +129,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of mallopt(3)
 def prepare_process() -> None:
     """Makes programs compile in less time, keeps them on disk, so that only the first run on a machine waits for them, and
     keeps freed memory for reuse. Before the first use of a device.
+    """
+    keep_freed_memory()
+    compile_quickly()
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc, where it is the library, keep what is freed for the next request.
 
     A program's temporary memory, gigabytes of it, is asked for at each call and given back after it. By default glibc gets it
     from the system anew each time, page by page: half of the seconds of an update at Qwen3-0.6B's size.
@@ -131,9 +147,6 @@ def prepare_process() -> None:
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, -1)
         libc.mallopt(_M_ARENA_MAX, 1)
-    compile_quickly()
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def compile_quickly() -> None:
@@ -387,7 +400,7 @@ def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float,
         "eval_acc_best": best[1],
         "best_step": best[0],
         "checkpoints": checkpoint_steps(folder / "checkpoints"),
-        "compilations": compile_counts(),
+        "compilations": {name: program._cache_size() for name, program in PROGRAMS.items()},  # in this process
         "grading_timeouts": grader.timeouts,
     }
 

@@ -1,10 +1,21 @@
 """Stand-ins that several tests share."""
 
+import dataclasses
 from concurrent.futures import Future
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 
 from grpojax.config import RunConfig
+from grpojax.qwen.config import QwenConfig
+from grpojax.qwen.weights import Policy
+
+TINY = QwenConfig(
+    model_type="qwen3", vocab_size=24, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1,
+    head_dim=8, rms_norm_eps=1e-6, rope_theta=1e4, max_position_embeddings=64, tie_word_embeddings=False, qk_norm=True,
+    qkv_bias=False, output_bias=False, eos_token_ids=(3,),
+)  # fmt: skip
 
 
 class FakeGrader:
@@ -38,3 +49,25 @@ def loop_config(variant, **changes):
         "temperature": 1.0, "top_p": 1.0, "lr": 1e-2,
     }  # fmt: skip
     return RunConfig(**settings | changes).resolved()
+
+
+def tokenizer(stop_ids, size):
+    return SimpleNamespace(stop_ids=stop_ids, size=size)
+
+
+def chain(successors, stop_ids, size=None):
+    """A model without layers whose next token is the successor of the last one, with near certainty.
+
+    The embedding is the identity, so the logits of the next token are a column of the head.
+    """
+    vocab = len(successors)
+    config = dataclasses.replace(TINY, vocab_size=vocab, hidden_size=vocab, num_layers=0)
+    head = np.zeros((vocab, vocab), np.float32)
+    head[successors, np.arange(vocab)] = 50.0
+    params = {
+        "embed": {"embedding": jnp.eye(vocab)},
+        "head": {"weight": jnp.asarray(head)},
+        "layers": [],
+        "norm": {"scale": jnp.ones(vocab)},
+    }
+    return Policy(config, params, tokenizer(stop_ids, size or vocab))

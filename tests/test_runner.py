@@ -190,7 +190,7 @@ def test_a_run_folder_holds_all_of_a_run(call, tiny_folder):
     assert {name: summary[name] for name in expected} == expected
     assert summary["eval_acc_before"] == read_evaluations(folder)[0][1]
     assert summary["eval_acc_last"] == read_evaluations(folder)[-1][1]
-    assert set(summary["compilations"]) == {"generate", "score", "update"}
+    assert set(summary["compilations"]) == {"generate", "score", "update", "admit", "decode"}
     assert summary["grading_timeouts"] == 0
 
     for said in ("compiling the programs of the first step", "first step took", "step 3/3", "programs compiled: generate",

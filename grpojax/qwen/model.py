@@ -30,7 +30,7 @@ Cache = Any
 dtype, in n layers with K key heads of size h; or a list of n such lists without the first axis, beside unstacked layers.
 Keys lie so that a decode step, which reads all of them for few queries, reads them in order."""
 
-BLOCK_SLOTS, MAX_BLOCKS = 256, 8
+BLOCK_SLOTS, MAX_BLOCKS = 128, 4
 """A cache to be filled has blocks of so many slots, or so many blocks. A block that nobody looks at yet is not read."""
 
 COMPILER_OPTIONS = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
@@ -102,8 +102,8 @@ def hidden_states(
       tokens: [B, T] int32.
       positions: [B, T] int32, each token's place in its sequence (for RoPE).
       attend: [B, T, L] bool, true where token t may look at key l. Without a cache the keys are the tokens themselves.
-      cache: keys and values of earlier tokens; those of `tokens` are written to slots [slot, slot + T). Into a cache of
-        several blocks goes one token at a time.
+      cache: keys and values of earlier tokens; those of `tokens` are written to slots [slot, slot + T). One token at a
+        time goes into a cache of several blocks, or into slots [B] of its own for each sequence.
       prefix: what the sequences begin with, computed before; every token looks at all that is there of its own.
       remat: for the backward pass keep of each layer what went into it, not the results of its products as well; the rest
         is always computed again.
@@ -245,17 +245,18 @@ def _rotate(x: Array, rope: tuple[Array, Array]) -> Array:
 
 def _written(blocks: Cache, k: Array, v: Array, slot: Array | int) -> Cache:
     """The blocks of one layer with keys [B, K, h, T] and values [B, K, T, h] of new tokens in slots [slot, slot + T)."""
-    if len(blocks) == 1:
+    if len(blocks) == 1 and not jnp.ndim(slot):
         (keys, values), *_ = blocks
         write = lambda held, new, axis: jax.lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), slot, axis)
         return [(write(keys, k, 3), write(values, v, 2))]
     written, start = [], 0
+    rows = jnp.arange(len(k)) if jnp.ndim(slot) else slice(None)
     for keys, values in blocks:
         size = values.shape[2]
         at = jnp.where((start <= slot) & (slot < start + size), slot - start, size)  # past the end: not written
         written.append((
-            keys.at[..., at].set(k[..., 0].astype(keys.dtype), mode="drop"),
-            values.at[:, :, at].set(v[:, :, 0].astype(values.dtype), mode="drop"),
+            keys.at[rows, :, :, at].set(k[..., 0].astype(keys.dtype), mode="drop"),
+            values.at[rows, :, at].set(v[:, :, 0].astype(values.dtype), mode="drop"),
         ))  # fmt: skip
         start += size
     return written

@@ -339,6 +339,15 @@ def append_result(path: str | Path, row: dict[str, Any]) -> None:
         file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
+def finish_results(path: str | Path) -> None:
+    """Put the rows of a finished file into the order of its problems: equal evaluations are equal files."""
+    path = Path(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    ordered = sorted(lines, key=lambda line: json.loads(line)["index"])
+    if ordered != lines:
+        _replace(path, b"".join(ordered))
+
+
 def read_results(path: str | Path, *fields: str) -> list[dict[str, Any]]:
     """The rows of a finished evaluation in the order of its problems.
 

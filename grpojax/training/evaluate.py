@@ -1,8 +1,8 @@
-"""Accuracy on a list of problems, greedy or with several samples each, in batches of similar length."""
+"""Accuracy on a list of problems, greedy or with several samples each."""
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,8 +17,9 @@ from grpojax.tasks.answers import extract_answer
 from grpojax.tasks.grading import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
-from grpojax.training.rollout import Rollouts, check_context, start_rollouts
+from grpojax.training.rollout import check_context
 from grpojax.training.sampling import GREEDY, Sampler
+from grpojax.training.stream import stream_answers
 
 CACHE_BYTES = 2**31
 """The batch is as large as keys and values of this size allow, at most MAX_BATCH."""
@@ -90,10 +91,10 @@ def answer_problems(
     batch_size: int | None = None,
     done: Collection[int] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Answers the problems, those with the shortest prompts first, and grades the answers.
+    """Answers the problems, those with the longest prompts first, and grades the answers while others are made.
 
     Answer g to problem i draws its token n from fold_in(fold_in(fold_in(seed, i), g), n): neither the batch, nor what
-    is done already, nor the number of samples changes it. (Rounding may, in a batch of another shape.)
+    is done already, nor the number of samples changes it. (Rounding may, in a batch of another size.)
 
     Args:
       num_samples: answers to a problem; they share one prefill of its prompt.
@@ -101,7 +102,7 @@ def answer_problems(
       done: places of the problems to leave out.
 
     Yields:
-      A row per problem as soon as its batch is finished: index (its place), problem, gold, subject, level; text, length
+      A row per problem as soon as it is answered: index (its place), problem, gold, subject, level; text, length
       and truncated; extracted and correct by the last box alone, the same with the suffix _or_last_number where a text
       without a box is searched for a number. With several samples all but the first five are lists of num_samples, and
       same_as (and same_as_or_last_number) says which of them answer alike: for each answer the place of the first one
@@ -114,28 +115,21 @@ def answer_problems(
         raise InputError("there are no problems to evaluate on; choose a data set with at least one.")
     grader = grader or Grader()
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, template), thinking) for p in problems]
-    lengths = [len(ids) for ids in prompts]
-    check_context(policy, max(lengths), max_new_tokens)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))
+    longest = max(len(ids) for ids in prompts)
+    check_context(policy, longest, max_new_tokens)
     root = jax.random.key(seed, impl="threefry2x32")  # named, so that a default elsewhere cannot change the samples
-    size = (batch_size or _fitting_batch(policy, max(lengths) + max_new_tokens)) // num_samples
-    batches = [(index, [i for i in dict.fromkeys(index) if i not in done]) for index in _batches(lengths, size)]
-    batches = [(index, new) for index, new in batches if new]
-
-    def start(index: list[int]) -> Callable[[], Rollouts]:
-        own_keys = keys(root, jnp.asarray(index))
-        return start_rollouts(policy, params, [prompts[i] for i in index], own_keys, sampler, num_samples, max_new_tokens)
-
-    wait = start(batches[0][0]) if batches else None
-    for at, (index, new) in enumerate(batches):
-        rollouts = wait()
-        wait = start(batches[at + 1][0]) if at + 1 < len(batches) else None  # made while these answers are graded
-        places = [range(first, first + num_samples) for first in (index.index(i) * num_samples for i in new)]
-        texts = [[policy.tokenizer.decode(rollouts.answer_ids(at)) for at in group] for group in places]
-        graded = _grade(texts, [problems[i].answer for i in new], grader)
-        for i, group, columns in zip(new, places, graded, strict=True):
-            columns["length"] = [int(rollouts.answer_lens[at]) for at in group]
-            columns["truncated"] = [bool(rollouts.truncated[at]) for at in group]
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.arange(len(problems)))
+    rows = batch_size or _fitting_batch(policy, longest + max_new_tokens)
+    stream = stream_answers(
+        policy, params, prompts, keys, sampler, num_samples, max_new_tokens, max(1, rows // num_samples), skip=done
+    )
+    for group in stream:
+        indices = [answered.prompt for answered in group]
+        texts = [[policy.tokenizer.decode(ids) for ids in answered.answers] for answered in group]
+        graded = _grade(texts, [problems[i].answer for i in indices], grader)
+        for i, answered, columns in zip(indices, group, graded, strict=True):
+            columns["length"] = [len(ids) for ids in answered.answers]
+            columns["truncated"] = answered.truncated
             yield _row(i, problems[i], columns)
 
 
@@ -144,15 +138,6 @@ def _fitting_batch(policy: Policy, slots: int) -> int:
     config = policy.config
     slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(config.compute_dtype).itemsize
     return min(MAX_BATCH, CACHE_BYTES // (slot * slots))
-
-
-def _batches(lengths: list[int], size: int) -> Iterator[list[int]]:
-    """Indices in order of prompt length, in batches of one size; the last is filled up by repeating its own."""
-    size = max(1, min(size, len(lengths)))
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
-    for at in range(0, len(order), size):
-        part = order[at : at + size]
-        yield (part * size)[:size]
 
 
 def _grade(texts: list[list[str]], golds: list[str], grader: Grader) -> list[dict[str, list]]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -94,23 +93,6 @@ def make_rollouts(
     Raises:
       InputError: if a prompt and its answer do not fit the model's context.
     """
-    return start_rollouts(
-        policy, params, prompt_ids, key, sampler, num_rollouts, max_new_tokens, keep_mask, score_temperature
-    )()
-
-
-def start_rollouts(
-    policy: Policy,
-    params: Params,
-    prompt_ids: list[list[int]],
-    key: Array,
-    sampler: Sampler,
-    num_rollouts: int,
-    max_new_tokens: int,
-    keep_mask: bool = False,
-    score_temperature: float | None = None,
-) -> Callable[[], Rollouts]:
-    """`make_rollouts` in two parts: the device starts on them now, and what is returned waits for them when it is called."""
     check_context(policy, max(map(len, prompt_ids)), max_new_tokens)
     prompts, lengths = pad_prompts(prompt_ids)
     out = generate(
@@ -119,7 +101,7 @@ def start_rollouts(
         stop_ids=policy.tokenizer.stop_ids, known_ids=policy.tokenizer.size,
         keep_mask=keep_mask, score_temperature=score_temperature,
     )  # fmt: skip
-    return lambda: Rollouts(prompts, lengths, **jax.device_get(out))
+    return Rollouts(prompts, lengths, **jax.device_get(out))
 
 
 def concat_rollouts(parts: list[Rollouts]) -> Rollouts:
@@ -185,18 +167,12 @@ def generate(
     prompt = Prefix(unstacked(config, prompt_cache), prompt_mask(prompts, prompt_lens))
     share = functools.partial(jnp.repeat, repeats=num_rollouts, axis=0)
     lengths, stops = share(prompt_lens), jnp.asarray(stop_ids, jnp.int32)
-    numbered = jax.vmap(jax.random.fold_in, (None, 0))
-    if key.ndim:
-        row_keys = jax.vmap(numbered, (0, None))(key, jnp.arange(num_rollouts)).reshape(batch)
-    else:
-        row_keys = numbered(key, jnp.arange(batch))
-    possible = jnp.arange(config.vocab_size)[None, :] < known_ids
+    row_keys = answer_keys(key, num_rollouts) if key.ndim else answer_keys(key[None], batch)
     slots = jnp.arange(max_new_tokens)
 
     def draw(n, logits, state):
         """Token n of every row that has not stopped, written into the state."""
-        keys = jax.vmap(jax.random.fold_in, (0, None))(row_keys, n)
-        token, keep = sample(jnp.where(possible, logits, -jnp.inf), keys, sampler)
+        token, keep = draw_tokens(logits, row_keys, n, sampler, known_ids)
         scored = logits if score_temperature is None else logits / score_temperature
         scored = jnp.where(keep, scored, -jnp.inf) if keep_mask else scored
         chosen = jnp.take_along_axis(scored, token[:, None], axis=-1)[:, 0]
@@ -236,6 +212,19 @@ def generate(
         lambda carry: (carry[0] < max_new_tokens) & ~jnp.all(carry[1]["done"]), step, (1, state, cache)
     )
     return {**{k: v for k, v in state.items() if k != "done"}, "truncated": ~state["done"]}
+
+
+def answer_keys(keys: Array, num_rollouts: int) -> Array:
+    """[P] keys of prompts -> [P * num_rollouts] keys of their answers."""
+    of_one = jax.vmap(jax.random.fold_in, (None, 0))
+    return jax.vmap(of_one, (0, None))(keys, jnp.arange(num_rollouts)).reshape(-1)
+
+
+def draw_tokens(logits: Array, row_keys: Array, n: Array, sampler: Sampler, known_ids: int) -> tuple[Array, Array]:
+    """Token n, one number or one a row, of [B] answers by their keys; what comes back is that of `sample`."""
+    possible = jnp.arange(logits.shape[-1])[None, :] < known_ids
+    keys = jax.vmap(jax.random.fold_in)(row_keys, jnp.broadcast_to(n, row_keys.shape))
+    return sample(jnp.where(possible, logits, -jnp.inf), keys, sampler)
 
 
 def encode_prompts(

@@ -21,7 +21,7 @@ from grpojax.tasks.grading import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
 from grpojax.tasks.rewards import Answer, grade_answers, score_answers
-from grpojax.training.rollout import Rollouts, bucket, concat_rollouts, generate, make_rollouts
+from grpojax.training.rollout import Rollouts, bucket, concat_rollouts, make_rollouts
 from grpojax.training.update import Batch, fitting_micro_batch, init_optimizer, make_batch, make_optimizer, score, update_in_place
 from grpojax.variants import Variant, variant_advantages
 
@@ -376,11 +376,6 @@ def _batch_of(
 def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
-
-def compile_counts() -> dict[str, int]:
-    """How often each program was compiled in this process."""
-    programs = {"generate": generate, "score": score, "update": update_in_place}
-    return {name: program._cache_size() for name, program in programs.items()}
 
 
 def _minibatches(config: RunConfig, batch: Batch, key: Array) -> Iterator[Batch]:

@@ -2,9 +2,21 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from fakes import TINY, tokenizer
 
+from grpojax.qwen.model import param_shapes
+from grpojax.qwen.weights import Policy
 from grpojax.training import train
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Random weights, large enough for logits that differ by several nats."""
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.5, jnp.float32), param_shapes(TINY))
+    return Policy(TINY, params, tokenizer(stop_ids=(3, 17), size=20))
 
 
 @pytest.fixture

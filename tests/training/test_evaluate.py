@@ -12,8 +12,9 @@ from grpojax.errors import InputError
 from grpojax.tasks.problems import Problem
 from grpojax.training import evaluate as module
 from grpojax.training.evaluate import answer_problems, evaluate
-from grpojax.training.rollout import Rollouts, make_rollouts
+from grpojax.training.rollout import make_rollouts
 from grpojax.training.sampling import GREEDY, make_sampler
+from grpojax.training.stream import Answered
 
 TEMPLATE = "{problem} ="
 PROBLEMS = [
@@ -30,8 +31,8 @@ def run(policy, problems=PROBLEMS, **changes):
 
 @pytest.fixture
 def scripted(monkeypatch, tiny_policy):
-    """A factory: answers by prompt (one, or a list of samples) instead of a model's; returns the list of prompt batches
-    that were asked."""
+    """A factory: answers by prompt (one, or a list of samples) instead of a model's; returns the list of prompts that were
+    asked together."""
 
     def make(answers, expected_sampler=GREEDY):
         by_prompt = {
@@ -40,21 +41,20 @@ def scripted(monkeypatch, tiny_policy):
         }
         asked = []
 
-        def answer(policy, params, prompts, key, sampler, num_rollouts, max_new_tokens):
+        def answer(policy, params, prompts, keys, sampler, num_samples, max_new_tokens, places, skip):
             assert sampler == expected_sampler
-            asked.append([policy.tokenizer.decode(ids) for ids in prompts])
-            each = [by_prompt[tuple(prompt)] for prompt in prompts]
-            assert {len(texts) for texts in each} == {num_rollouts}
-            ids = [policy.tokenizer.encode(text) for texts in each for text in texts]
-            lengths = np.array([len(row) for row in ids])
-            rows = np.zeros((len(ids), 64), int)
-            for row, content in zip(rows, ids, strict=True):
-                row[: len(content)] = content
-            stopped = np.array([row[-1] in policy.tokenizer.stop_ids for row in ids])
-            blank = np.zeros(rows.shape)
-            return lambda: Rollouts(np.zeros((len(ids), 16), int), lengths, rows, lengths, ~stopped, blank, blank)
+            assert len(keys) == len(prompts)
+            todo = [i for i in range(len(prompts)) if i not in skip]
+            for group in (todo[at : at + places] for at in range(0, len(todo), places)):
+                asked.append([policy.tokenizer.decode(prompts[i]) for i in group])
+                yield [answered(i, by_prompt[tuple(prompts[i])], num_samples) for i in group]
 
-        monkeypatch.setattr(module, "start_rollouts", answer)
+        def answered(prompt, texts, num_samples):
+            assert len(texts) == num_samples
+            ids = [tiny_policy.tokenizer.encode(text) for text in texts]
+            return Answered(prompt, ids, [row[-1] not in tiny_policy.tokenizer.stop_ids for row in ids])
+
+        monkeypatch.setattr(module, "stream_answers", answer)
         return asked
 
     return make
@@ -71,7 +71,6 @@ ANSWERS = {
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 64])
 def test_each_problem_counts_once_whatever_the_batch(most, scripted, tiny_policy, monkeypatch):
-    # Five problems in batches of 2 or 3 leave a last batch that is filled up with repetitions.
     monkeypatch.setattr(module, "MAX_BATCH", most)
     asked = scripted(ANSWERS)
     result = run(tiny_policy)
@@ -86,16 +85,8 @@ def test_each_problem_counts_once_whatever_the_batch(most, scripted, tiny_policy
     assert (result.step, result.dataset, result.correct, result.total, result.accuracy) == (7, "sums", 2, 5, 40.0)
     assert result.avg_response_len == np.mean(lengths)
     assert result.truncated_frac == 0.4
-    assert {len(batch) for batch in asked} == {min(most, 5)}
+    assert len(asked[0]) == min(most, 5)
     assert len(asked) == -(-5 // most)
-
-
-def test_problems_of_like_length_share_a_batch(scripted, tiny_policy, monkeypatch):
-    monkeypatch.setattr(module, "MAX_BATCH", 2)
-    asked = scripted(ANSWERS)
-    run(tiny_policy)
-    lengths = [len(tiny_policy.tokenizer.encode(prompt)) for batch in asked for prompt in batch[:2]][:5]
-    assert lengths == sorted(lengths)
 
 
 def test_a_problem_asked_twice_counts_twice(scripted, tiny_policy):
@@ -112,7 +103,7 @@ def test_the_batch_shrinks_to_what_the_cache_allows(scripted, tiny_policy, monke
     monkeypatch.setattr(module, "CACHE_BYTES", 2 * 256 * slots + 100)
     asked = scripted(ANSWERS)
     run(tiny_policy)
-    assert [len(batch) for batch in asked] == [2, 2, 2]
+    assert [len(batch) for batch in asked] == [2, 2, 1]
     monkeypatch.setattr(module, "CACHE_BYTES", 1)  # less than one row takes: still one at a time
     asked.clear()
     run(tiny_policy)
@@ -195,14 +186,14 @@ def rows_of(policy, problems=PROBLEMS, **changes):
     return list(answer_problems(policy, policy.params, problems, **settings | changes))
 
 
-def test_rows_come_batch_by_batch_and_name_their_problem(scripted, tiny_policy):
+def test_rows_come_as_they_are_answered_and_name_their_problem(scripted, tiny_policy):
     asked = scripted(ANSWERS)
     problems = [dataclasses.replace(p, subject="sums", level=i) for i, p in enumerate(PROBLEMS)]
     stream = answer_problems(
         tiny_policy, tiny_policy.params, problems, max_new_tokens=8, template=TEMPLATE, batch_size=2
     )
     first = next(stream)
-    assert len(asked) == 2  # the second batch is under way while the first is graded
+    assert len(asked) == 1
     rows = [first, *stream]
     assert sorted(row["index"] for row in rows) == [0, 1, 2, 3, 4]
     for row in rows:
@@ -210,23 +201,20 @@ def test_rows_come_batch_by_batch_and_name_their_problem(scripted, tiny_policy):
         assert (row["subject"], row["level"]) == ("sums", row["index"])
 
 
-def test_what_is_done_is_left_out_and_its_batch_made_again_whole(scripted, tiny_policy):
-    asked = scripted(ANSWERS)
-    unbroken = rows_of(tiny_policy, batch_size=2)
-    batches = list(asked)
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_what_is_done_is_left_out_and_changes_nothing(tiny_policy, batch_size):
+    unbroken = rows_of(tiny_policy, batch_size=batch_size)
     for count in range(6):
-        asked.clear()
         done = {row["index"] for row in unbroken[:count]}
-        assert unbroken[:count] + rows_of(tiny_policy, batch_size=2, done=done) == unbroken
-        assert (
-            asked == batches[count // 2 if count < 5 else 3 :]
-        )  # the same batches: the same shapes, the same rounding
+        rest = rows_of(tiny_policy, batch_size=batch_size, done=done)
+        by_index = lambda rows: sorted(rows, key=lambda row: row["index"])
+        assert by_index(unbroken[:count] + rest) == by_index(unbroken)
 
 
 def test_the_batch_size_is_as_asked(scripted, tiny_policy):
     asked = scripted(ANSWERS)
     rows_of(tiny_policy, batch_size=3)
-    assert [len(batch) for batch in asked] == [3, 3]
+    assert [len(batch) for batch in asked] == [3, 2]
 
 
 # --- samples ---
@@ -266,11 +254,13 @@ def test_an_answer_draws_from_seed_problem_and_its_number(tiny_policy):
     assert rows[2]["truncated"] == alone.truncated.tolist()
 
 
-def test_the_samples_of_a_problem_share_its_prefill(scripted, tiny_policy):
-    # `make_rollouts` prefills a prompt once for its num_rollouts answers; here it is given each prompt once.
+def test_samples_count_in_the_batch_size(scripted, tiny_policy):
+    """A prompt is asked once for its three samples; of 8 rows two prompts have room, of 2 still one."""
     asked = scripted({text: [answer] * 3 for text, answer in ANSWERS.items()}, WARM)
-    rows_of(tiny_policy, sampler=WARM, num_samples=3)
-    assert sorted(prompt for batch in asked for prompt in dict.fromkeys(batch)) == sorted(f"{t} =" for t in ANSWERS)
+    for batch_size, sizes in ((8, [2, 2, 1]), (2, [1] * 5)):
+        asked.clear()
+        rows_of(tiny_policy, sampler=WARM, num_samples=3, batch_size=batch_size)
+        assert [len(batch) for batch in asked] == sizes
 
 
 SAMPLES = {

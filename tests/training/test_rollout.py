@@ -1,59 +1,23 @@
 """Rollouts of tiny models: against full forward passes, and on chains whose every token is known beforehand."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes import TINY, chain, tokenizer
 
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import token_entropy, token_logps
 from grpojax.qwen import model
-from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.weights import Policy
 from grpojax.training import rollout
 from grpojax.training.rollout import BUCKETS, bucket, generate, make_rollouts, pad_prompts
 from grpojax.training.sampling import GREEDY, make_sampler
 
-TINY = QwenConfig(
-    model_type="qwen3", vocab_size=24, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1,
-    head_dim=8, rms_norm_eps=1e-6, rope_theta=1e4, max_position_embeddings=64, tie_word_embeddings=False, qk_norm=True,
-    qkv_bias=False, output_bias=False, eos_token_ids=(3,),
-)  # fmt: skip
 PROMPTS = [[5, 9, 14, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
-
-
-def tokenizer(stop_ids, size):
-    return SimpleNamespace(stop_ids=stop_ids, size=size)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    """Random weights, large enough for logits that differ by several nats."""
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.5, jnp.float32), param_shapes(TINY))
-    return Policy(TINY, params, tokenizer(stop_ids=(3, 17), size=20))
-
-
-def chain(successors, stop_ids, size=None):
-    """A model without layers whose next token is the successor of the last one, with near certainty.
-
-    The embedding is the identity, so the logits of the next token are a column of the head.
-    """
-    vocab = len(successors)
-    config = dataclasses.replace(TINY, vocab_size=vocab, hidden_size=vocab, num_layers=0)
-    head = np.zeros((vocab, vocab), np.float32)
-    head[successors, np.arange(vocab)] = 50.0
-    params = {
-        "embed": {"embedding": jnp.eye(vocab)},
-        "head": {"weight": jnp.asarray(head)},
-        "layers": [],
-        "norm": {"scale": jnp.ones(vocab)},
-    }
-    return Policy(config, params, tokenizer(stop_ids, size or vocab))
 
 
 def full_logits(policy, rows):

@@ -77,6 +77,7 @@ def stream_answers(
     rules = {"stop_ids": policy.tokenizer.stop_ids, "known_ids": policy.tokenizer.size}
     state = _empty(**size, prompt_slots=bucket(max(lengths)), max_new_tokens=max_new_tokens, key=keys[0])
     layers = _decoding_params(policy.config, params)
+    numbers, kind = np.asarray(jax.random.key_data(keys)), jax.random.key_impl(keys)
     held: list[int | None] = [None] * places
 
     def next_prompts() -> list[int]:
@@ -94,10 +95,11 @@ def stream_answers(
             taken = [free.pop(0) for _ in group]
             for place, prompt in zip(taken, group, strict=True):
                 held[place] = prompt
+            padded = group + group[-1:] * (together - len(group))  # to the size of the compiled program
             state = admit(
-                policy.config, params, state, *pad_prompts([prompt_ids[prompt] for prompt in _filled(group, together)]),
-                np.array(taken + [places] * (together - len(taken)), np.int32), keys[np.array(_filled(group, together))],
-                sampler, num_samples=num_samples, **rules,
+                policy.config, params, state, *pad_prompts([prompt_ids[prompt] for prompt in padded]),
+                np.array(taken + [places] * (together - len(taken)), np.int32),
+                jax.random.wrap_key_data(numbers[padded], impl=kind), sampler, num_samples=num_samples, **rules,
             )  # fmt: skip
         enough = len(free) + min(together, len(waiting) or together)
         return decode(policy.config, layers, state, sampler, min(enough, places), **rules)
@@ -123,11 +125,6 @@ def _ended(state: State, held: list[int | None]) -> dict[int, Answered]:
             tokens = [ids[:n].tolist() for ids, n in zip(answers, lens, strict=True)]
             ended[place] = Answered(prompt, tokens, (~stopped).tolist())
     return ended
-
-
-def _filled(group: list[int], size: int) -> list[int]:
-    """The group with its last member over and over, to the size of the compiled program."""
-    return group + group[-1:] * (size - len(group))
 
 
 _decoding_params = jax.jit(decoding_params, static_argnames="config")

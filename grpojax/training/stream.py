@@ -72,10 +72,11 @@ def stream_answers(
     lengths = [len(ids) for ids in prompt_ids]
     places = min(places, len(lengths))
     waiting = collections.deque(sorted(set(range(len(lengths))) - set(skip), key=lambda prompt: (-lengths[prompt], prompt)))
+    if not waiting:
+        return
     together = -(-places // PARTS)  # so many prompts are prefilled at once
-    size = {"config": policy.config, "places": places, "num_samples": num_samples}
     rules = {"stop_ids": policy.tokenizer.stop_ids, "known_ids": policy.tokenizer.size}
-    state = _empty(**size, prompt_slots=bucket(max(lengths)), max_new_tokens=max_new_tokens, key=keys[0])
+    state = _empty(policy.config, places, num_samples, bucket(max(lengths)), max_new_tokens, keys[0])
     layers = _decoding_params(policy.config, params)
     numbers, kind = np.asarray(jax.random.key_data(keys)), jax.random.key_impl(keys)
     held: list[int | None] = [None] * places
@@ -104,8 +105,7 @@ def stream_answers(
         enough = len(free) + min(together, len(waiting) or together)
         return decode(policy.config, layers, state, sampler, min(enough, places), **rules)
 
-    if waiting:
-        state = go_on(state)
+    state = go_on(state)
     while any(prompt is not None for prompt in held):
         ended = _ended(state, held)
         for place in ended:
@@ -130,9 +130,7 @@ def _ended(state: State, held: list[int | None]) -> dict[int, Answered]:
 _decoding_params = jax.jit(decoding_params, static_argnames="config")
 
 
-@functools.partial(
-    jax.jit, static_argnames=("config", "places", "num_samples", "prompt_slots", "max_new_tokens")
-)  # fmt: skip
+@functools.partial(jax.jit, static_argnames=("config", "places", "num_samples", "prompt_slots", "max_new_tokens"))
 def _empty(
     config: QwenConfig, places: int, num_samples: int, prompt_slots: int, max_new_tokens: int, key: Array
 ) -> State:

@@ -102,8 +102,8 @@ def stream_answers(
                 np.array(taken + [places] * (together - len(taken)), np.int32),
                 jax.random.wrap_key_data(numbers[padded], impl=kind), sampler, num_samples=num_samples, **rules,
             )  # fmt: skip
-        enough = len(free) + min(together, len(waiting) or together)
-        return decode(policy.config, layers, state, sampler, min(enough, places), **rules)
+        enough = min(together, len(waiting)) if waiting else min(len(free) + together, places)
+        return decode(policy.config, layers, state, sampler, enough, **rules)
 
     state = go_on(state)
     while any(prompt is not None for prompt in held):

@@ -76,10 +76,10 @@ def decoding_params(config: QwenConfig, params: Params) -> Params:
     return jax.tree.map(cast, params | {"layers": unstacked(config, params["layers"])})
 
 
-def empty_cache(config: QwenConfig, batch: int, slots: int) -> Cache:
+def empty_cache(config: QwenConfig, batch: int, slots: int, one_block: bool = False) -> Cache:
     """A cache of zeros with `slots` places for each of `batch` sequences."""
     shape, dtype = (config.num_layers, batch, config.num_kv_heads), config.compute_dtype
-    size = max(BLOCK_SLOTS, -(-slots // MAX_BLOCKS))
+    size = slots if one_block else max(BLOCK_SLOTS, -(-slots // MAX_BLOCKS))
     sizes = [min(size, slots - start) for start in range(0, slots, size)]
     return [(jnp.zeros((*shape, config.head_dim, n), dtype), jnp.zeros((*shape, n, config.head_dim), dtype)) for n in sizes]
 

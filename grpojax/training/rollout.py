@@ -237,5 +237,5 @@ def encode_prompts(
 
 
 def prompt_mask(prompts: Array, prompt_lens: Array) -> Array:
-    """[P, Tp] bool, true at the tokens of each prompt and false at its padding."""
+    """[P, Tp] bool, true at the tokens of each prompt and false at its padding. Of `prompts` only the width counts."""
     return jnp.arange(prompts.shape[1])[None, :] < prompt_lens[:, None]

@@ -110,7 +110,7 @@ def stream_answers(
         ended = _ended(state, held)
         for place in ended:
             held[place] = None
-        if any(prompt is not None for prompt in (*held, *waiting)):
+        if waiting or any(prompt is not None for prompt in held):
             state = go_on(state)
         yield list(ended.values())
 
@@ -136,12 +136,8 @@ def _empty(
 ) -> State:
     """Places that nobody holds: all rows are done."""
     rows = places * num_samples
-    shape, dtype = (places, config.num_kv_heads), config.compute_dtype
-    block = lambda: (
-        jnp.zeros((*shape, config.head_dim, prompt_slots), dtype), jnp.zeros((*shape, prompt_slots, config.head_dim), dtype)
-    )  # fmt: skip
     return {
-        "prompts": [[block()] for _ in range(config.num_layers)],
+        "prompts": unstacked(config, empty_cache(config, places, prompt_slots, one_block=True)),
         "there": jnp.zeros((places, prompt_slots), bool),
         "prompt_lens": jnp.zeros(places, jnp.int32),
         "cache": unstacked(config, empty_cache(config, rows, max_new_tokens)),
@@ -178,7 +174,7 @@ def admit(
     A place that does not exist is not filled.
     """
     last, cache = encode_prompts(config, params, prompts, prompt_lens)
-    there, width = prompt_mask(prompts, prompt_lens), prompts.shape[1]
+    width = prompts.shape[1]
     put = lambda whole, new: whole.at[at].set(new, mode="drop")
     blocks = [
         [(k.at[at, :, :, :width].set(new_k, mode="drop"), v.at[at, :, :width].set(new_v, mode="drop"))]
@@ -193,7 +189,7 @@ def admit(
     stopped = jnp.isin(token, jnp.asarray(stop_ids, jnp.int32))
     return state | {
         "prompts": blocks,
-        "there": put(state["there"], jnp.pad(there, ((0, 0), (0, state["there"].shape[1] - width)))),
+        "there": put(state["there"], prompt_mask(state["there"], prompt_lens)),
         "prompt_lens": put(state["prompt_lens"], prompt_lens),
         "keys": put_rows(state["keys"], row_keys),
         "answers": state["answers"].at[rows, 0].set(token, mode="drop"),

@@ -377,7 +377,6 @@ def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-
 def _minibatches(config: RunConfig, batch: Batch, key: Array) -> Iterator[Batch]:
     """The batch itself, or its shuffled parts."""
     if config.minibatches == 1:

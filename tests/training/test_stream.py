@@ -20,8 +20,8 @@ def keys_of(count, seed=4):
     return jax.random.split(jax.random.key(seed), count)
 
 
-def streamed(policy, prompts=PROMPTS, sampler=WARM, num_samples=1, max_new_tokens=12, places=3, keys=None, skip=()):
-    keys = keys_of(len(prompts)) if keys is None else keys
+def streamed(policy, prompts=PROMPTS, sampler=WARM, num_samples=1, max_new_tokens=12, places=3, skip=()):
+    keys = keys_of(len(prompts))
     groups = stream_answers(policy, policy.params, prompts, keys, sampler, num_samples, max_new_tokens, places, skip)
     return [answered for group in groups for answered in group]
 
@@ -109,7 +109,7 @@ def test_the_budget(budget, answers, truncated):
 
 
 def test_long_prompts_come_first_and_each_is_prefilled_once(monkeypatch):
-    """16 places take 4 at a time, all of one bucket: of 16, 32 and 48 tokens."""
+    """12 places take 3 at a time, all of one bucket: of 48, 32 and 16 tokens."""
     admitted, real = [], stream.admit
 
     def admit(config, params, state, prompts, lens, at, keys, *args, **kwargs):

@@ -112,8 +112,7 @@ def hidden_states(
       [B, T, D] in the compute dtype, and the cache with the new keys and values (without one: those of `tokens`).
     """
     layers, x = params["layers"], rows(params["embed"]["embedding"], tokens).astype(config.compute_dtype)
-    # The barrier keeps XLA from computing the same cosines again in every layer.
-    rope = jax.lax.optimization_barrier(_rope_angles(positions, config.head_dim, config.rope_theta))
+    rope = _rope_angles(positions, config.head_dim, config.rope_theta)
 
     def run(x, layer):
         layer_params, kv, common = layer
@@ -228,18 +227,24 @@ class _RMSNorm(nn.Module):
 
 
 def _rope_angles(positions: Array, head_dim: int, theta: float) -> tuple[Array, Array]:
-    """Cosines and sines [B, T, 1, head_dim / 2] of position times frequency, float32."""
+    """Cosines and sines [B, T, 1, 2, head_dim / 2] of position times frequency, float32, for either half of a head; in the
+    first half the sines are negative.
+
+    Joined, because XLA's CPU backend copies a cosine into whatever uses it, and computes it again for each number of each
+    layer; a concatenation it makes once.
+    """
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+    angles = positions[:, :, None, None, None].astype(jnp.float32) * frequencies[None, None, None, None, :]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([cos, cos], axis=-2), jnp.concatenate([-sin, sin], axis=-2)
 
 
 def _rotate(x: Array, rope: tuple[Array, Array]) -> Array:
     """Rotates the pairs (i, i + head_dim / 2): the split-half form that Qwen checkpoints expect."""
-    cos, sin = (angle[..., None, :] for angle in rope)
+    cos, sin = rope
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
     # Written without a concatenation, which XLA's CPU backend makes element by element.
-    turned = halves * cos + halves[..., ::-1, :] * jnp.concatenate([-sin, sin], axis=-2)
+    turned = halves * cos + halves[..., ::-1, :] * sin
     return turned.reshape(x.shape).astype(x.dtype)
 
 

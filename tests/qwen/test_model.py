@@ -202,9 +202,10 @@ def test_queries_and_keys_are_normalised_head_by_head(tiny_config):
 def test_rope_frequencies():
     """1e6 ** (-126 / 128) = 10 ** -5.90625 = 1.2409e-6; at position 1 the angle is the frequency."""
     cos, sin = _rope_angles(jnp.array([[0, 1]]), 128, 1e6)
-    assert cos.shape == (1, 2, 1, 64)
-    np.testing.assert_allclose(sin[0, 1, 0, -1], 1.2409e-6, rtol=1e-4)
-    np.testing.assert_allclose([cos[0, 1, 0, 0], sin[0, 1, 0, 0]], [0.5403, 0.8415], atol=1e-4)
+    assert cos.shape == sin.shape == (1, 2, 1, 2, 64)
+    np.testing.assert_allclose(sin[0, 1, 0, :, -1], [-1.2409e-6, 1.2409e-6], rtol=1e-4)
+    np.testing.assert_allclose(cos[0, 1, 0, :, 0], [0.5403, 0.5403], atol=1e-4)
+    np.testing.assert_allclose(sin[0, 1, 0, :, 0], [-0.8415, 0.8415], atol=1e-4)
 
 
 def test_rope_pairs_the_halves():

@@ -255,3 +255,13 @@ def test_bfloat16_has_every_product_it_needs(prompts, size, tied):
         tokens = np.array([[*prompt, *answer]])
         want = token_logps(exact.apply(params, tokens), tokens)[0, len(prompt) - 1 :]
         np.testing.assert_allclose(drawn.logps[row], want, atol=0.1)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA's CPU backend")
+def test_cosines_are_made_once_not_in_each_layer():
+    """One cosine for the prompt, one for a decode step, whatever the layers. (Free to, XLA copies it into every loop that
+    rotates, and takes one for each number of queries and keys.)"""
+    config = dataclasses.replace(TINY, num_layers=3)
+    arguments = (config, param_shapes(config), *pad_prompts([[1, 2, 3]]), jax.random.key(0), GREEDY)
+    program = generate.lower(*arguments, num_rollouts=2, max_new_tokens=4, stop_ids=(1,), known_ids=61).compile()
+    assert program.as_text().count(" cosine(") == 2

@@ -47,6 +47,7 @@ import os
 import platform
 import re
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -137,11 +138,14 @@ class Process:
         return reply
 
     def last_words(self) -> str:
-        """The last line on its stderr."""
-        self.process.wait()
+        """The last line on its stderr, or the signal that killed it: 9 is what a system short of memory sends."""
+        code = self.process.wait()
+        if code < 0:
+            memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{memory}"
         self.log.seek(0)
         lines = [line.strip() for line in self.log if line.strip()]
-        return lines[-1] if lines else f"exit code {self.process.returncode}"
+        return lines[-1] if lines else f"exit code {code}"
 
     def close(self) -> None:
         self.process.kill()

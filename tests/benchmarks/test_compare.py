@@ -211,6 +211,10 @@ def test_a_good_peer_is_timed(run):
         ({"during": "raise ValueError('broken')"}, "step: ValueError: broken"),
         ({"made": "raise ValueError('no weights')"}, "start: ValueError: no weights"),
         ({"during": "import os; os._exit(3)"}, "ended at 'step': "),
+        (
+            {"during": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"},
+            "ended at 'step': killed by SIGKILL, as the system does when memory runs out",
+        ),
     ],
 )
 def test_a_bad_peer_is_reported_and_not_timed(run, parts, said):

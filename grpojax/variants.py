@@ -398,6 +398,7 @@ def get_variant(name: str, **overrides: Any) -> Variant:
         eps = overrides.pop("clip_eps")
         if "clip_low" not in row.numbers:
             raise InputError(_unused(row, "clip_eps"))
+        _check_finite("clip_eps", eps)
         overrides = {"clip_low": eps, "clip_high": eps} | overrides
     return _with_numbers(row, overrides)
 

@@ -92,7 +92,7 @@ ERRORS = [
     ({"top_p": 1.5}, r"top_p is 1\.5; it must be above 0 and at most 1"),
     ({"top_p": float("nan")}, r"top_p is nan; it must be above 0"),
     ({"top_k": -1}, r"top_k is -1; it must be 0 \(keep every token\) or more\."),
-    ({"clip_eps": -0.2}, r"clip_low is -0\.2; it must be a finite number, 0 or more\."),
+    ({"clip_eps": -0.2}, r"clip_eps is -0\.2; it must be a finite number, 0 or more\."),
     ({"clip_high": -0.2}, r"clip_high is -0\.2; it must be a finite number, 0 or more\."),
     ({"kl_coeff": float("nan")}, r"kl_coeff is nan; it must be a finite number, 0 or more\."),
     ({"inner_epochs": 0}, "inner_epochs is 0; it must be a whole number, at least 1"),

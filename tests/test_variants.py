@@ -181,7 +181,7 @@ def test_the_table_itself_is_not_changed():
         ("grpo", {"overlong_cache": 64}, "'grpo' does not use overlong_cache"),
         ("grpo", {"clip_dual": 1.1}, r"clip_dual is 1\.1; it must be above 1 \+ clip_high, 1\.2\."),
         ("cispo", {"ratio_cap": 0}, "ratio_cap and the sapo_tau of variant 'cispo' must be above 0"),
-        ("clipped", {"clip_eps": -0.1}, r"clip_low is -0\.1; it must be a finite number, 0 or more\."),
+        ("clipped", {"clip_eps": -0.1}, r"clip_eps is -0\.1; it must be a finite number, 0 or more\."),
         ("clipped", {"clip_high": float("nan")}, "clip_high is nan; it must be a finite number"),
         ("clipped", {"clip_high": True}, "clip_high is True; it must be a finite number"),
         ("kl", {"kl_coeff": float("inf")}, "kl_coeff is inf; it must be a finite number"),

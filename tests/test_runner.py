@@ -545,7 +545,7 @@ def test_out_that_is_a_file(call):
         ({"steps": 0}, r"steps is 0; it must be 1 or more"),
         ({"steps": "abc"}, r"argument --steps: invalid int value: 'abc'; see run\.py --help"),
         ({"stepz": 3}, r"unknown argument '--stepz'; run\.py --help lists the known ones\. Did you mean '--steps'\?"),
-        ({"clip_eps": -0.1}, r"clip_low is -0\.1; it must be a finite number, 0 or more"),
+        ({"clip_eps": -0.1}, r"clip_eps is -0\.1; it must be a finite number, 0 or more"),
         ({"top_p": 0}, r"top_p is 0\.0; it must be above 0 and at most 1"),
         ({"top_p": 1.01}, r"top_p is 1\.01; it must be above 0 and at most 1"),
         ({"temperature": -1}, r"temperature is -1\.0; it must be 0 \(greedy\) or a positive number"),

@@ -130,8 +130,9 @@ def test_one_place_knows_each_library(package, homes):
     assert {name_of(path) for path in FILES if package in foreign(path)} == homes
 
 
-def test_torch_is_imported_only_by_the_function_that_reads_its_files():
-    assert not any("torch" in foreign(path, lazy=False) for path in FILES)
+@pytest.mark.parametrize("package", ["torch", "orbax"])  # optional; slow, and not needed before the first checkpoint
+def test_some_libraries_are_imported_only_by_the_functions_that_use_them(package):
+    assert not any(package in foreign(path, lazy=False) for path in FILES)
 
 
 def test_only_the_edges_print():

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import orbax.checkpoint as ocp
 import safetensors
 import safetensors.numpy
 from jax import Array
@@ -145,6 +144,8 @@ def save_orbax(policy: Policy, path: str | Path) -> None:
 
 def write_orbax(policy: Policy, folder: Path) -> None:
     """Writes config.json, the tokenizer and params/ into an existing folder, and waits until all is on disk."""
+    import orbax.checkpoint as ocp  # here: it takes half a second
+
     _write_descriptions(policy, folder)
     # Uncompressed: a bfloat16 checkpoint takes a third more room and little more than half the time to read back.
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as checkpointer:
@@ -201,6 +202,8 @@ def _read_safetensors(folder: Path, config: QwenConfig, dtype: str | None) -> Pa
 
 
 def _read_orbax(folder: Path, config: QwenConfig, dtype: str | None) -> Params:
+    import orbax.checkpoint as ocp  # here: it takes half a second
+
     path = folder.absolute() / "params"
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         try:

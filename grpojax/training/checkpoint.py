@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 
 from grpojax.errors import InputError
 from grpojax.qwen.weights import Policy, load_policy, write_orbax
@@ -30,6 +29,8 @@ PARTIAL = ".partial"  # what a save under way is called; a crash leaves it behin
 
 def save_checkpoint(folder: Path, policy: Policy, state: TrainState) -> Path:
     """Writes `folder/<step>`; an existing complete one is left as it is. Returns it."""
+    import orbax.checkpoint as ocp  # here: it takes half a second
+
     final = folder / str(state.step)
     if final.exists():
         return final
@@ -70,6 +71,8 @@ def load_checkpoint(
     Raises:
       InputError: if there is none, or a file of it is damaged.
     """
+    import orbax.checkpoint as ocp  # here: it takes half a second
+
     steps = checkpoint_steps(folder)
     if not steps:
         raise InputError(f"{folder} holds no complete checkpoint to resume from; start the run anew with another --out.")

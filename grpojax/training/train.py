@@ -1,6 +1,7 @@
 """The training loop: a generator of steps. It does not print, write or save."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -52,7 +53,7 @@ class TrainState:
 
 def initial_state(config: RunConfig, params: Params) -> TrainState:
     """The state before the first step. Its params are a copy: a run changes its own in place."""
-    own = jax.tree.map(jnp.copy, params)
+    own = jax.jit(functools.partial(jax.tree.map, jnp.copy))(params)  # one program, not one a shape
     return TrainState(0, own, init_optimizer(run_optimizer(config), own, config.moment_dtype))
 
 

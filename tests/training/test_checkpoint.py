@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import numpy as np
+import orbax.checkpoint
 import pytest
 
 from grpojax.config import RunConfig
@@ -104,11 +105,11 @@ def test_a_save_that_fails_leaves_no_step_behind(part, copied, tiny_policy, monk
         monkeypatch.setattr(module, "write_orbax", fail)
     else:
 
-        class Full(module.ocp.StandardCheckpointer):
+        class Full(orbax.checkpoint.StandardCheckpointer):
             def save(self, *args, **kwargs):
                 raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(module.ocp, "StandardCheckpointer", Full)
+        monkeypatch.setattr(orbax.checkpoint, "StandardCheckpointer", Full)
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(copied, tiny_policy, random_state(tiny_policy, 20))
     monkeypatch.undo()

@@ -51,9 +51,13 @@ class TrainState:
     widths: tuple[int, ...] = ()  # that batches may have, see `_widths_after`; (): before the first step
 
 
+_copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
+"""Copies a tree of arrays in one program, not one for each shape."""
+
+
 def initial_state(config: RunConfig, params: Params) -> TrainState:
     """The state before the first step. Its params are a copy: a run changes its own in place."""
-    own = jax.jit(functools.partial(jax.tree.map, jnp.copy))(params)  # one program, not one a shape
+    own = _copy(params)
     return TrainState(0, own, init_optimizer(run_optimizer(config), own, config.moment_dtype))
 
 
@@ -179,7 +183,7 @@ def _step(run: _Run, state: TrainState, key: Array) -> tuple[TrainState, StepRec
     step = state.step + 1
     reference = state.reference
     if variant.reference_refresh and step % variant.reference_refresh == 0 and "kl_coeff" in variant.numbers:
-        reference = jax.tree.map(jnp.copy, params)
+        reference = _copy(params)
     seconds = {**clock, "step_seconds": time.perf_counter() - start}
     last |= {"groups_carried": len(carried)} if variant.dynamic_sampling else {}
     last["grading_timeouts"] = run.grader.timeouts - timeouts

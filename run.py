@@ -3,13 +3,13 @@
 import sys
 
 from grpojax.config import RunConfig
-from grpojax.flags import exit_code, parse_fields
+from grpojax.flags import exit_code, parse_settings
 from grpojax.runner import run
 
 
 def main() -> int:
     """Parse, train, show."""
-    return exit_code(lambda: run(*parse_fields(RunConfig, None, "run.py", __doc__)))
+    return exit_code(lambda: run(*parse_settings(RunConfig, None, "run.py", __doc__)))
 
 
 if __name__ == "__main__":

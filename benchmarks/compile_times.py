@@ -64,7 +64,7 @@ def seconds_of(lower: Callable[[], Any]) -> tuple[float, float, int]:
 
 
 def programs_of(layers: int, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
-    config, optimizer, variant = timing.whole_config(layers), make_optimizer(), get_variant("clipped")
+    config, optimizer, variant = timing.whole_config(layers), make_optimizer(), get_variant("clipped").loss
     params = param_shapes(config)
     moments = jax.eval_shape(lambda params: init_optimizer(optimizer, params), params)
     batch = timing.random_batch(config, args.prompt, args.rollouts, args.new)

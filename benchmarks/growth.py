@@ -59,7 +59,7 @@ def rollout_seconds(config, params, args) -> dict[int, float]:
 
 def update_seconds(config, params, args) -> dict[int, float]:
     """With the micro-batch that training would choose. At a learning rate of 0 every repetition does the same."""
-    optimizer, variant = make_optimizer(), get_variant("tracking")
+    optimizer, variant = make_optimizer(), get_variant("tracking").loss
     state = [params, init_optimizer(optimizer, params)]
     programs = {}
     for width in args.widths:

@@ -51,7 +51,7 @@ def rows_of(dtype: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         ),
         "score": score.lower(config, params, batch),
         f"update, micro-batch {micro_batch}": update_in_place.lower(
-            config, optimizer, params, moments, get_variant("clipped"), batch, 1e-5, micro_batch
+            config, optimizer, params, moments, get_variant("clipped").loss, batch, 1e-5, micro_batch
         ),
     }  # fmt: skip
     rows = []

@@ -80,7 +80,7 @@ def scoring(config, params, batches: dict[str, Batch]):
 
 def updating(config, params, batches: dict[str, Batch]):
     """At a learning rate of 0 every repetition does the same. Adam's first moments are a multiple of the gradient."""
-    variant, optimizer, programs, seconds, moments = get_variant("tracking"), make_optimizer(), {}, {}, {}
+    variant, optimizer, programs, seconds, moments = get_variant("tracking").loss, make_optimizer(), {}, {}, {}
     for name, batch in batches.items():
         own = jax.tree.map(lambda x: x.copy(), params)  # the update takes their memory
         state = [own, init_optimizer(optimizer, own)]

@@ -263,11 +263,11 @@ def make_trainer(case: Case, weights: list[float], data: Data, folder: str) -> A
 def compare(case: Case) -> tuple[str, bool]:
     """The row of a case, and whether it is as expected."""
     variant = get_variant(case.variant, **case.overrides)
-    if "overlong" in variant.rewards:  # a reward that reads lengths; what is compared here takes rewards as given
+    if "overlong" in variant.recipe.rewards:  # a reward that reads lengths; what is compared here takes rewards as given
         variant = get_variant(case.variant, rewards={"correct": 1.0}, **case.overrides)
-    data = make_data(case, len(variant.rewards))
+    data = make_data(case, len(variant.recipe.rewards))
     loss, gradient, aux = our_loss(case, variant, data)
-    their_loss, their_gradient = trl_loss(case, list(variant.rewards.values()), data)
+    their_loss, their_gradient = trl_loss(case, list(variant.recipe.rewards.values()), data)
     off_loss = abs(loss - their_loss)
     off_gradient = np.abs(gradient - their_gradient).max() / max(np.abs(gradient).max(), np.abs(their_gradient).max())
     equal = bool(off_loss <= SAME and off_gradient <= SAME)

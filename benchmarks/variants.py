@@ -81,7 +81,7 @@ def draw(runs: dict[str, Path], path: Path) -> None:
         axis.set_prop_cycle(color=plt.colormaps["tab20"].colors)
     for name, folder in runs.items():
         metrics = read_metrics(folder)
-        axis = axes[int(VARIANTS[name].model == "tiny-reasoning")]
+        axis = axes[int(VARIANTS[name].recipe.model == "tiny-reasoning")]
         axis.plot(metrics["step"], moving_average(metrics["drawn_correct_avg"], 20), label=name, linewidth=1.2)
     for axis, model in zip(axes, ("tiny-base", "tiny-reasoning"), strict=True):
         axis.set_title(model)

@@ -1,6 +1,6 @@
 """grpojax: reinforcement learning with verifiable rewards for Qwen models, as pure jitted JAX functions.
 
-The public names below are imported on first use, so that a part that needs no JAX does not wait for it.
+Public names are imported on first use, so that commands that need no JAX start without it.
 """
 
 import importlib
@@ -8,7 +8,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {
+_MODULE_OF = {
     "Policy": "qwen.weights",
     "load_policy": "qwen.weights",
     "save_policy": "qwen.weights",
@@ -22,9 +22,12 @@ _HOME = {
     "batch_std_advantages": "loss.advantages",
     "leave_one_out_advantages": "loss.advantages",
     "policy_loss": "loss.policy_loss",
+    "Loss": "loss.policy_loss",
     "VARIANTS": "variants",
     "Variant": "variants",
+    "Recipe": "variants",
     "get_variant": "variants",
+    "register_variant": "variants",
     "explain": "describe",
     "RunConfig": "config",
     "grade": "tasks.grading",
@@ -34,22 +37,24 @@ _HOME = {
     "make_rollouts": "training.rollout",
     "make_sampler": "training.sampling",
     "make_batch": "training.update",
+    "make_optimizer": "training.update",
+    "init_optimizer": "training.update",
     "update": "training.update",
     "score": "training.update",
     "train": "training.train",
-    "initial_state": "training.train",
+    "initial_state": "training.state",
     "evaluate": "training.evaluate",
     "InputError": "errors",
     "RunError": "errors",
 }
 
-__all__ = list(_HOME)
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'grpojax' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"grpojax.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"grpojax.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

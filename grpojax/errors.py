@@ -1,4 +1,4 @@
-"""The one error a user can cause: bad input, said in a sentence with the way out."""
+"""Errors caused by user input: what is wrong and how to fix it."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from typing import Any
 class InputError(ValueError):
     """Input that cannot be used. The message says what was wrong, what was expected and what to do.
 
-    Commands print it as `error: <message>` and leave with exit code 2, before anything was written.
+    Commands print it as `error: <message>` and exit with code 2, before anything is written.
     """
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """A hint with the nearest known name, or nothing when none is near.
+    """A hint with the nearest known name, or nothing if none is near.
 
     >>> did_you_mean("cliped", ["clipped", "kl"])
     " Did you mean 'clipped'?"
@@ -23,9 +23,9 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on, such as a loss that is not finite. Commands print it and leave with exit code 1.
+    """A run that cannot continue, for example because a loss is not finite. Commands print it and exit with code 1.
 
-    `state` is the last good state of the training, where there is one to save.
+    `state` is the last good training state, if there is one to save.
     """
 
     def __init__(self, message: str, state: Any = None):

@@ -1,15 +1,15 @@
-"""Command lines: a dataclass's fields as flags, and errors of one sentence."""
+"""Command lines: settings as flags, and errors in one sentence."""
 
 import argparse
 import dataclasses
 import re
 import signal
 import sys
-import types
-import typing
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from grpojax.errors import InputError, RunError, did_you_mean
+from grpojax.settings import settings_of
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,9 +17,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs):
         super().__init__(allow_abbrev=False, **kwargs)
-        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse's own takes -1e-3 for a flag
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse's own pattern takes -1e-3 for a flag
 
-    def error(self, message: str) -> typing.NoReturn:
+    def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help.")
 
     def parse_args(self, args=None, namespace=None):
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def known_flags(self) -> list[str]:
-        """Every flag of this parser and of its subcommands."""
+        """The flags of this parser and of its subcommands."""
         flags = list(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -39,32 +39,35 @@ class Parser(argparse.ArgumentParser):
         return flags
 
 
-def add_fields(parser: Parser, cls: type) -> None:
-    """Adds a flag for each field of a dataclass; its metadata holds the help text and, if any, the choices.
+def add_settings(parser: Parser, cls: type) -> None:
+    """Adds a flag for each setting of a dataclass, in one group for each class that declares some.
 
     The parsed namespace holds only the flags that were typed.
     """
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        kind = next(t for t in _alternatives(hints[field.name]) if t is not type(None))
-        options = {"default": argparse.SUPPRESS, "help": _help(field), "dest": field.name}
-        if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        else:
-            options |= {"type": kind, "metavar": kind.__name__.upper(), "choices": field.metadata.get("choices")}
-        parser.add_argument("--" + field.name.replace("_", "-"), **options)
+    groups = [base for base in cls.__mro__ if "__annotations__" in base.__dict__]
+    for base in groups:
+        group = parser.add_argument_group(base.__name__, base.__doc__.splitlines()[0]) if len(groups) > 1 else parser
+        for name in base.__annotations__:
+            field = settings_of(cls)[name]
+            options = {"default": argparse.SUPPRESS, "help": _help(field), "dest": name}
+            if field.type is bool:
+                options["action"] = argparse.BooleanOptionalAction
+            else:
+                choices = field.metadata["choices"]
+                options |= {"type": field.type, "choices": choices, "metavar": None if choices else field.type.__name__.upper()}
+            group.add_argument("--" + name.replace("_", "-"), **options)
 
 
-def parse_fields(cls: type, argv: Sequence[str] | None, prog: str, description: str) -> tuple[typing.Any, set[str]]:
-    """An instance of the dataclass from a command line, and the names of the fields that were typed."""
+def parse_settings(cls: type, argv: Sequence[str] | None, prog: str, description: str) -> tuple[Any, set[str]]:
+    """An instance of the dataclass from a command line, and the names of the settings that were typed."""
     parser = Parser(prog=prog, description=description)
-    add_fields(parser, cls)
-    return fields_of(cls, parser.parse_args(argv))
+    add_settings(parser, cls)
+    return typed_settings(cls, parser.parse_args(argv))
 
 
-def fields_of(cls: type, parsed: argparse.Namespace) -> tuple[typing.Any, set[str]]:
-    """An instance of the dataclass from what `add_fields` parsed, and the names of the fields that were typed."""
-    typed = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(cls) if hasattr(parsed, field.name)}
+def typed_settings(cls: type, parsed: argparse.Namespace) -> tuple[Any, set[str]]:
+    """An instance of the dataclass from what `add_settings` parsed, and the names of the settings that were typed."""
+    typed = {name: getattr(parsed, name) for name in settings_of(cls) if hasattr(parsed, name)}
     return cls(**typed), set(typed)
 
 
@@ -81,7 +84,7 @@ def exit_code(command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:  # outside of training, or the second Ctrl-C within it
         print("error: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
+    except BrokenPipeError:  # whoever read our output is gone, as with `| head`
         sys.stderr.close()
         return 0
 
@@ -91,10 +94,9 @@ def _dashed(word: str) -> str:
     return (flag.replace("_", "-") + equals + value) if flag.startswith("--") else word
 
 
-def _alternatives(hint) -> tuple:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
 def _help(field: dataclasses.Field) -> str:
     text = field.metadata["help"].replace("%", "%%")
+    if "suggested" in field.metadata:
+        embedded, other = field.metadata["suggested"]
+        return f"{text} (default: {embedded} for the embedded models, else {other})"
     return text if field.default is None or isinstance(field.default, bool) else f"{text} (default: {field.default})"

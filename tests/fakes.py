@@ -4,12 +4,19 @@ import dataclasses
 from concurrent.futures import Future
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from grpojax.config import RunConfig
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.weights import Policy
+from grpojax.variants import VARIANTS
+
+LOSSES = {name: variant for name, variant in VARIANTS.items() if variant is next(
+    first for first in VARIANTS.values() if jax.tree.structure(first) == jax.tree.structure(variant)
+)}  # fmt: skip
+"""The first variant of each distinct loss structure: what depends on the loss alone is tested once for each."""
 
 TINY = QwenConfig(
     model_type="qwen3", vocab_size=24, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1,

@@ -4,7 +4,10 @@ import pytest
 
 from grpojax import VARIANTS, explain, get_variant
 from grpojax.describe import formula, notices
-from grpojax.variants import NUMBERS
+from grpojax.settings import settings_of
+from grpojax.variants import VariantSettings
+
+MEANING = {name: field.metadata["help"] for name, field in settings_of(VariantSettings).items()}
 
 LOSS = {
     "baseline": "loss = - mean_i sum_t A_i log p_new(y_it)",
@@ -41,6 +44,7 @@ def test_formulas(name):
         ("grpo", {"clip_dual": 3}, "clip_dual A_i"),
         ("format", {"conditional_reward": True, "format_reward_weight": 0.5}, "R_i = correct_i + 0.5 format_i correct_i"),
         ("clipped", {"sequence_mask_cap": 2}, "m_i = w_i where w_i <= sequence_mask_cap"),
+        ("gspo", {"ratio": "token"}, "loss = - mean_i mean_t min(r_it"),
     ],
 )
 def test_formulas_show_the_pieces_in_force(name, overrides, part):
@@ -52,15 +56,19 @@ def test_formulas_show_the_pieces_in_force(name, overrides, part):
 def test_explanations_name_every_number_with_its_source(name):
     row = VARIANTS[name]
     text = explain(get_variant(name))
-    assert text.startswith(f"{name}: ") and f"Source: {row.source}" in text and text.endswith(row.notes)
-    sources = dict(row.sources)
-    for number, value in row.numbers.items():
-        assert f"  {number} = {value:g}   {NUMBERS[number]}   [{sources.get(number, row.source)}]" in text
+    assert text.startswith(f"{name}: ") and f"Source: {row.recipe.source}" in text and text.endswith(row.recipe.notes)
+    sources = dict(row.recipe.sources)
+    for number, value in row.loss.numbers.items():
+        assert f"  {number} = {value:g}   {MEANING[number]}   [{sources.get(number, row.recipe.source)}]" in text
         assert number in formula(row) or (number == "clip_low" and name.startswith("book")), number
-    for reward, weight in row.rewards.items():
+    for reward, weight in row.recipe.rewards.items():
         assert f"  {reward} = {weight:g} " in text
     assert ("R_i" in text) == ("R_i" in text.split("A_i = ")[1])  # no letter is defined that nothing uses
-    assert f"inner_epochs = {row.inner_epochs} " in text
+    assert f"inner_epochs = {row.recipe.inner_epochs} " in text
+
+
+def test_explain_takes_a_name():
+    assert explain("kl") == explain(get_variant("kl"))
 
 
 def test_explanations_say_what_was_given():

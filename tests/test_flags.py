@@ -5,23 +5,24 @@ import dataclasses
 import pytest
 
 from grpojax.errors import InputError, RunError
-from grpojax.flags import Parser, exit_code, parse_fields
+from grpojax.flags import Parser, exit_code, parse_settings
+from grpojax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """One field of each kind."""
 
-    max_steps: int = dataclasses.field(default=3, metadata={"help": "how many, at most 100 %"})
-    rate: float | None = dataclasses.field(default=None, metadata={"help": "how fast"})
-    name: str | None = dataclasses.field(default=None, metadata={"help": "what"})
-    keep_all: bool = dataclasses.field(default=False, metadata={"help": "whether"})
-    strict: bool | None = dataclasses.field(default=None, metadata={"help": "whether, or as it suits"})
-    mode: str = dataclasses.field(default="slow", metadata={"help": "which", "choices": ("slow", "fast")})
+    max_steps: int = setting(3, "how many, at most 100 %")
+    rate: float | None = setting(None, "how fast")
+    name: str | None = setting(None, "what")
+    keep_all: bool = setting(False, "whether")
+    strict: bool | None = setting(None, "whether, or as it suits")
+    mode: str = setting("slow", "which", choices=("slow", "fast"))
 
 
 def parse(*argv):
-    return parse_fields(Settings, list(argv), "prog", "what it does")[0]
+    return parse_settings(Settings, list(argv), "prog", "what it does")[0]
 
 
 def test_defaults_stay():
@@ -53,12 +54,12 @@ def test_flags_as_they_may_be_typed(argv, expected):
 
 
 def test_typed_flags_are_told_from_defaults():
-    assert parse_fields(Settings, ["--max-steps", "3", "--no-strict"], "prog", "")[1] == {"max_steps", "strict"}
+    assert parse_settings(Settings, ["--max-steps", "3", "--no-strict"], "prog", "")[1] == {"max_steps", "strict"}
 
 
 def test_without_arguments_the_command_line_is_read(monkeypatch):
     monkeypatch.setattr("sys.argv", ["prog", "--max_steps", "5"])
-    assert parse_fields(Settings, None, "prog", "")[0].max_steps == 5
+    assert parse_settings(Settings, None, "prog", "")[0].max_steps == 5
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from grpojax.config import BOOK, EMBEDDED, RunConfig
+from grpojax.config import RunConfig, suggestions
 from grpojax.errors import InputError
-from grpojax.variants import VARIANTS
+from grpojax.settings import allowed, check_setting, settings_of
+from grpojax.variants import VARIANTS, VariantSettings
 
 
 def resolved(**settings) -> RunConfig:
@@ -17,8 +18,8 @@ def resolved(**settings) -> RunConfig:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_resolves_to_its_own_model_and_epochs(name):
     config = resolved(variant=name)
-    assert (config.model, config.inner_epochs) == (VARIANTS[name].model, VARIANTS[name].inner_epochs)
-    assert config.steps == EMBEDDED["steps"]
+    assert (config.model, config.inner_epochs) == (VARIANTS[name].recipe.model, VARIANTS[name].recipe.inner_epochs)
+    assert config.steps == 200
 
 
 def test_another_model_starts_from_the_settings_of_the_book():
@@ -43,10 +44,11 @@ def test_what_is_given_stays():
 
 
 def test_nothing_the_run_needs_is_left_open():
-    assert set(EMBEDDED) == set(BOOK)
+    assert suggestions("tiny-base") == {"steps": 200, "max_new_tokens": 48, "eval_on_checkpoint": 200}
+    assert suggestions("other") == {"steps": 500, "max_new_tokens": 512, "eval_on_checkpoint": 0}
     config = resolved()
     may_be_none = {"eval_dataset", "prompt_template", "out", "micro_batch", "compute_dtype", "tokenizer_kind", "reward"}
-    of_the_variant = {f.name for f in dataclasses.fields(config) if f.metadata.get("variant")}  # None: as its row has it
+    of_the_variant = {f.name for f in dataclasses.fields(VariantSettings)}  # None: as its row has it
     of_the_variant -= {"inner_epochs", "rollout_reuse"}
     assert {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None} == may_be_none | of_the_variant
 
@@ -60,10 +62,10 @@ def test_a_resolved_config_survives_json_and_resolves_to_itself():
 
 def test_numbers_reach_the_variant():
     variant = resolved(variant="kl", clip_eps=0.2, clip_high=0.3, kl_coeff=0.5, inner_epochs=3).make_variant()
-    assert variant.numbers == {"clip_low": 0.2, "clip_high": 0.3, "kl_coeff": 0.5}
-    assert variant.inner_epochs == 3
+    assert variant.loss.numbers == {"clip_low": 0.2, "clip_high": 0.3, "kl_coeff": 0.5}
+    assert variant.recipe.inner_epochs == 3
     without = resolved(variant="kl", kl_coeff=0.0).make_variant()
-    assert "kl_coeff" not in without.numbers
+    assert "kl_coeff" not in without.loss.numbers
 
 
 def test_the_size_of_an_update():
@@ -73,35 +75,43 @@ def test_the_size_of_an_update():
 
 ERRORS = [
     ({"variant": "cliped"}, r"unknown variant 'cliped'; choose one of baseline, .* Did you mean 'clipped'\?"),
-    ({"num_rollouts": 1}, r"num_rollouts is 1; at least 2 are needed, because each is compared with its group\."),
-    ({"num_rollouts": -8}, r"num_rollouts is -8; at least 2"),
-    ({"steps": 0}, r"steps is 0; it must be 1 or more\."),
-    ({"prompts_per_step": 0}, r"prompts_per_step is 0; it must be 1 or more\."),
-    ({"max_new_tokens": 0}, r"max_new_tokens is 0; it must be 1 or more\."),
-    ({"minibatches": 0}, r"minibatches is 0; it must be 1 or more\."),
-    ({"seed": -1}, r"seed is -1; it must be from 0 to 4294967295\."),
-    ({"seed": 2**32}, r"seed is 4294967296; it must be from 0 to 4294967295\."),
-    ({"checkpoint_every": -1}, r"checkpoint_every is -1; it must be 0 or more\."),
-    ({"keep_checkpoints": 0}, r"keep_checkpoints is 0; it must be 1 or more\."),
-    ({"eval_on_checkpoint": -1}, r"eval_on_checkpoint is -1; it must be 0 or more\."),
-    ({"temperature": -0.1}, r"temperature is -0\.1; it must be 0 \(greedy\) or a positive number such as 0\.8\."),
-    ({"temperature": float("nan")}, r"temperature is nan; it must be 0"),
-    ({"temperature": float("inf")}, r"temperature is inf; it must be 0"),
-    ({"top_p": 0.0}, r"top_p is 0\.0; it must be above 0 and at most 1 \(1 keeps every token\)\."),
-    ({"top_p": -0.1}, r"top_p is -0\.1; it must be above 0"),
-    ({"top_p": 1.5}, r"top_p is 1\.5; it must be above 0 and at most 1"),
-    ({"top_p": float("nan")}, r"top_p is nan; it must be above 0"),
-    ({"top_k": -1}, r"top_k is -1; it must be 0 \(keep every token\) or more\."),
+    ({"num_rollouts": 1}, r"num_rollouts is 1; it must be a whole number, 2 or more\."),
+    ({"num_rollouts": -8}, r"num_rollouts is -8; it must be a whole number, 2 or more"),
+    ({"steps": 0}, r"steps is 0; it must be a whole number, 1 or more\."),
+    ({"prompts_per_step": 0}, r"prompts_per_step is 0; it must be a whole number, 1 or more\."),
+    ({"max_new_tokens": 0}, r"max_new_tokens is 0; it must be a whole number, 1 or more\."),
+    ({"minibatches": 0}, r"minibatches is 0; it must be a whole number, 1 or more\."),
+    ({"seed": -1}, r"seed is -1; it must be a whole number from 0 to 4294967295\."),
+    ({"seed": 2**32}, r"seed is 4294967296; it must be a whole number from 0 to 4294967295\."),
+    ({"checkpoint_every": -1}, r"checkpoint_every is -1; it must be a whole number, 0 or more\."),
+    ({"keep_checkpoints": 0}, r"keep_checkpoints is 0; it must be a whole number, 1 or more\."),
+    ({"eval_on_checkpoint": -1}, r"eval_on_checkpoint is -1; it must be a whole number, 0 or more\."),
+    ({"temperature": -0.1}, r"temperature is -0\.1; it must be a finite number, 0 or more\."),
+    ({"temperature": float("nan")}, r"temperature is nan; it must be a finite number, 0"),
+    ({"temperature": float("inf")}, r"temperature is inf; it must be a finite number, 0"),
+    ({"top_p": 0.0}, r"top_p is 0\.0; it must be a finite number above 0 and at most 1\."),
+    ({"top_p": -0.1}, r"top_p is -0\.1; it must be a finite number above 0"),
+    ({"top_p": 1.5}, r"top_p is 1\.5; it must be a finite number above 0 and at most 1"),
+    ({"top_p": float("nan")}, r"top_p is nan; it must be a finite number above 0"),
+    ({"top_k": -1}, r"top_k is -1; it must be a whole number, 0 or more\."),
     ({"clip_eps": -0.2}, r"clip_eps is -0\.2; it must be a finite number, 0 or more\."),
     ({"clip_high": -0.2}, r"clip_high is -0\.2; it must be a finite number, 0 or more\."),
     ({"kl_coeff": float("nan")}, r"kl_coeff is nan; it must be a finite number, 0 or more\."),
-    ({"inner_epochs": 0}, "inner_epochs is 0; it must be a whole number, at least 1"),
+    ({"inner_epochs": 0}, "inner_epochs is 0; it must be a whole number, 1 or more"),
     ({"variant": "baseline", "clip_eps": 0.2}, r"variant 'baseline' does not use clip_eps; leave it out"),
     ({"conditional_reward": True}, r"conditional_reward has nothing to act on: variant 'clipped' has no format reward"),
     ({"lr": -1e-3}, r"lr is -0\.001; it must be a finite number, 0 or more\."),
     ({"lr": float("inf")}, r"lr is inf; it must be a finite number"),
     ({"weight_decay": -1.0}, r"weight_decay is -1\.0; it must be a finite number"),
-    ({"max_grad_norm": float("nan")}, r"max_grad_norm is nan; it must be a finite number"),
+    ({"max_grad_norm": float("nan")}, r"max_grad_norm is nan; it must be a finite number above 0\."),
+    ({"max_grad_norm": 0.0}, r"max_grad_norm is 0\.0; it must be a finite number above 0\."),
+    ({"steps": True}, r"steps is True; it must be a whole number, 1 or more\."),
+    ({"steps": 2.5}, r"steps is 2\.5; it must be a whole number"),
+    ({"lr": "fast"}, r"lr is 'fast'; it must be a finite number, 0 or more\."),
+    ({"lr": None}, r"lr is None; it must be a finite number"),
+    ({"resume": 1}, r"resume is 1; it must be True or False\."),
+    ({"dataset": 3}, r"dataset is 3; it must be text\."),
+    ({"param_dtype": "float16"}, r"unknown param_dtype 'float16'; choose one of float32, bfloat16\. Did you mean 'bfloat16'\?"),
     ({"minibatches": 2}, r"minibatches splits a pool of rollouts; add --rollout-reuse pool, or leave it at 1\."),
 ]
 
@@ -128,7 +138,7 @@ def test_parts_that_do_not_divide_list_the_ones_that_do():
     )
     with pytest.raises(InputError, match="^micro_batch is 4 and does not divide the sequences of one update, 6;"):
         resolved(model="x", num_rollouts=6, prompts_per_step=2, rollout_reuse="pool", minibatches=2, micro_batch=4)
-    with pytest.raises(InputError, match="^micro_batch is 0 and does not divide"):
+    with pytest.raises(InputError, match="^micro_batch is 0; it must be a whole number, 1 or more"):
         resolved(micro_batch=0)
 
 
@@ -151,15 +161,15 @@ def test_the_edges_are_allowed():
     ],
 )
 def test_rewards_in_place_of_the_variants_or_beside_them(given, rewards):
-    assert RunConfig(**given).make_variant().rewards == rewards
+    assert RunConfig(**given).make_variant().recipe.rewards == rewards
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"rewards": "correct=much"}, r"rewards has 'correct=much'; write name=number, separated by commas"),
-        ({"rewards": "correct=1,correct=2"}, "rewards has 'correct=2', without a name or one that was there before"),
-        ({"kl_domains": "=1"}, "kl_domains has '=1', without a name"),
+        ({"rewards": "correct=1,correct=2"}, "rewards has 'correct=2', which has no name or repeats one"),
+        ({"kl_domains": "=1"}, "kl_domains has '=1', which has no name"),
         ({"reward": "boxed="}, "reward has 'boxed='; write name=number"),
         ({"kl_domains": "math=x"}, "kl_domains has 'math=x'; write name=number"),
         ({"rewards": ""}, "rewards is empty; name at least one reward function"),
@@ -171,7 +181,30 @@ def test_lists_of_weights_that_cannot_be_read(given, message):
 
 
 def test_numbers_that_come_from_the_run():
-    assert resolved(variant="dr-grpo", max_new_tokens=77).make_variant().numbers["token_budget"] == 77.0
-    assert resolved(variant="dr-grpo", token_budget=5.0).make_variant().numbers["token_budget"] == 5.0
-    assert resolved(variant="deepseek-v3.2", temperature=0.7).make_variant().numbers["score_temperature"] == 0.7
-    assert "score_temperature" not in resolved(variant="book-deepseek-v3.2").make_variant().numbers
+    assert resolved(variant="dr-grpo", max_new_tokens=77).make_variant().loss.numbers["token_budget"] == 77.0
+    assert resolved(variant="dr-grpo", token_budget=5.0).make_variant().loss.numbers["token_budget"] == 5.0
+    assert resolved(variant="deepseek-v3.2", temperature=0.7).make_variant().loss.numbers["score_temperature"] == 0.7
+    assert "score_temperature" not in resolved(variant="book-deepseek-v3.2").make_variant().loss.numbers
+
+
+# --- every number has its bounds ---
+
+REFUSES_ZERO = {
+    "steps", "prompts_per_step", "num_rollouts", "max_new_tokens", "top_p", "minibatches", "max_grad_norm", "micro_batch",
+    "keep_checkpoints", "ratio_cap", "sapo_tau_pos", "sapo_tau_neg", "inner_epochs",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "field"), [(n, f) for n, f in settings_of(RunConfig).items() if f.type in (int, float)])
+def test_bounds_of_every_number(name, field):
+    refused = [-1, float("nan"), float("inf"), "1", True] + [0] * (name in REFUSES_ZERO) + [1.5] * (field.type is int)
+    for value in refused:
+        with pytest.raises(InputError, match=f"^{name} is "):
+            check_setting(field, value)
+    check_setting(field, (1 if field.type is float else 2) if name in REFUSES_ZERO else 0)
+    assert allowed(field).startswith("a whole number" if field.type is int else "a finite number")
+
+
+def test_every_setting_says_what_it_means():
+    for name, field in settings_of(RunConfig).items():
+        assert field.metadata["help"] and field.type in (int, float, bool, str), name

@@ -76,10 +76,10 @@ class Ours:
             with turn.time("scoring"):
                 old_logps = np.asarray(gj.score(policy.config, params, batch))
             batch = dataclasses.replace(batch, old_logps=old_logps, sampler_logps=batch.old_logps)
-        variant = config.make_variant()
+        loss = config.make_variant().loss
         with turn.time("update"):
             params, opt_state, metrics = gj.update(
-                policy.config, run_optimizer(config), params, self.state.opt_state, variant, batch, config.lr,
+                policy.config, run_optimizer(config), params, self.state.opt_state, loss, batch, config.lr,
                 fitting_micro_batch(policy.config, batch),
             )  # fmt: skip
             jax.block_until_ready(params)

@@ -1,7 +1,7 @@
 """Rewards of a group of rollouts -> advantages.
 
-A NaN reward is an abstention: that answer takes no part in the means and spreads of its group and has advantage 0.
-A group whose rewards are all equal teaches nothing and gets exact zeros, also where their float mean is a rounding off.
+A NaN reward is an abstention: that answer is left out of the mean and std of its group and gets advantage 0. A group whose
+rewards are all equal gets exact zeros, even if rounding puts their mean a little off.
 """
 
 import jax
@@ -23,7 +23,7 @@ def group_advantages(rewards: Array, eps: float = 1e-4) -> Array:
       [P, G] float32.
 
     Raises:
-      ValueError: if a group has fewer than 2 rollouts: it has no spread to compare with.
+      ValueError: if a group has fewer than 2 rollouts.
 
     Source: arXiv:2402.03300 section 4.1.2; book chapter 6. Rewards (1, 1, 0, 0): mean 1/2, std sqrt(1/3) = 0.57735,
     and 0.5 / 0.57745 = 0.8659.
@@ -37,9 +37,9 @@ def group_advantages(rewards: Array, eps: float = 1e-4) -> Array:
 
 @jax.jit
 def centred_advantages(rewards: Array) -> Array:
-    """Reward minus the mean of the group, not divided by a spread: [P, G] -> [P, G]. Raises as `group_advantages`.
+    """r - mean of the group, without a std: [P, G] -> [P, G]. Raises like `group_advantages`.
 
-    Dividing gives groups that nearly agree (very easy or very hard problems) the largest weight; this does not.
+    Dividing by the std gives groups that nearly agree (very easy or very hard problems) the largest weight; this does not.
 
     Source: arXiv:2503.20783 (Dr. GRPO), section 3.2; arXiv:2512.02556 (DeepSeek-V3.2), section 3.1.
 
@@ -57,12 +57,11 @@ def centred_advantages(rewards: Array) -> Array:
 
 @jax.jit
 def batch_std_advantages(rewards: Array, eps: float = 1e-4) -> Array:
-    """Reward minus the mean of the group, over the std of all rewards of the step: [P, G] -> [P, G].
+    """(r - mean of the group) / (std of all rewards of the step + eps): [P, G] -> [P, G].
 
-    Every group is scaled alike, so that no group weighs more for agreeing nearly. Raises as `group_advantages`.
+    All groups are scaled alike, so a group that nearly agrees does not weigh more. Raises like `group_advantages`.
 
-    Source: arXiv:2508.08221 ("Lite PPO"), section 4.1. Groups (3, 1) and (1, 1): the std of all four
-    is 1.
+    Source: arXiv:2508.08221 ("Lite PPO"), section 4.1. Groups (3, 1) and (1, 1): the std of all four is 1.
 
     >>> print(batch_std_advantages(jnp.array([[3.0, 1.0], [1.0, 1.0]])).round(2))
     [[ 1. -1.]
@@ -77,7 +76,7 @@ def batch_std_advantages(rewards: Array, eps: float = 1e-4) -> Array:
 
 @jax.jit
 def leave_one_out_advantages(rewards: Array) -> Array:
-    """Reward minus the mean of the *other* rollouts of the group: [P, G] -> [P, G]. Raises as `group_advantages`.
+    """r - mean of the *other* rollouts of the group: [P, G] -> [P, G]. Raises like `group_advantages`.
 
     The baseline does not depend on the answer it judges, so the gradient is unbiased.
 
@@ -92,7 +91,7 @@ def leave_one_out_advantages(rewards: Array) -> Array:
 
 @jax.jit
 def gdpo_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
-    """Several rewards: each normalised inside its group, weighted, summed, and normalised again over the batch.
+    """normalise over the batch(sum_k weight_k (r_k - mean of the group) / (std of the group + eps)).
 
     Args:
       rewards: [K, P, G] for K reward functions.
@@ -100,7 +99,7 @@ def gdpo_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
       eps: keeps both quotients finite.
 
     Returns:
-      [P, G] float32. A reward on which a group agrees adds nothing there.
+      [P, G] float32. A reward on which a group agrees adds nothing to that group.
 
     Source: arXiv:2601.05242, eq. 4 to 7.
     """
@@ -110,9 +109,9 @@ def gdpo_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
 
 @jax.jit
 def gdpo_group_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> Array:
-    """As `gdpo_advantages`, with the second normalisation inside each group as well.
+    """Like `gdpo_advantages`, but the sum is normalised inside each group too.
 
-    Source: the book's script gdpo.py of section 7.6.3, which has one group a step. For one group both are the same.
+    Source: the book's script gdpo.py of section 7.6.3, which has one group per step. For one group both are the same.
     """
     total = _weighted_groups(rewards, weights, eps)
     return _standardised(total, eps) * _has_signal(total)
@@ -120,7 +119,7 @@ def gdpo_group_advantages(rewards: Array, weights: Array, eps: float = 1e-4) -> 
 
 @jax.jit
 def total_reward(rewards: Array, weights: Array) -> Array:
-    """Weighted sum of several rewards, [K, P, G], [K] -> [P, G]. An abstention adds nothing; NaN where all abstain.
+    """sum_k weight_k r_k: [K, P, G], [K] -> [P, G]. An abstention adds nothing; NaN where all abstain.
 
     >>> print(total_reward(jnp.array([[[1.0, 0.0]], [[jnp.nan, 1.0]]]), jnp.array([1.0, 0.5])))
     [[1.  0.5]]
@@ -132,7 +131,7 @@ def total_reward(rewards: Array, weights: Array) -> Array:
 
 
 def _weighted_groups(rewards: Array, weights: Array, eps: float) -> Array:
-    """[P, G]: the weighted sum of each reward's group advantages; NaN for an answer on which all abstain."""
+    """[P, G], the weighted sum of the group advantages of each reward; NaN where all abstain."""
     rewards, weights = _checked_rewards(rewards, weights)
     count, prompts, rollouts = rewards.shape
     each = group_advantages(rewards.reshape(count * prompts, rollouts), eps).reshape(rewards.shape)
@@ -146,12 +145,12 @@ def _standardised(values: Array, eps: float) -> Array:
 
 
 def _has_signal(total: Array) -> Array:
-    """[P, 1] bool: groups on which any reward differs. The mean of the others would leave a residue in the rest."""
+    """[P, 1] bool, groups in which some reward differs. Without it the mean over the batch would give the others a value."""
     return jnp.any(jnp.where(_present(total), total, 0.0) != 0, axis=1, keepdims=True)
 
 
 def _std(centred: Array, present: Array, axis: int | None) -> Array:
-    """Spread of centred values over n - 1, as torch.std has it; jnp.std divides by n."""
+    """Std of centred values over n - 1, like torch.std; jnp.std divides by n."""
     count = jnp.sum(present, axis=axis, keepdims=True)
     return jnp.sqrt(jnp.sum(centred**2, axis=axis, keepdims=True) / jnp.maximum(count - 1, 1))
 
@@ -164,7 +163,7 @@ def _checked(rewards: Array) -> Array:
     rewards = jnp.asarray(rewards, jnp.float32)
     check_shape("rewards", rewards, (None, None))
     if rewards.shape[1] < 2:
-        raise ValueError(f"rewards has {rewards.shape[1]} rollout per prompt; a group needs at least 2 to be compared.")
+        raise ValueError(f"rewards has {rewards.shape[1]} rollout per prompt; a group needs at least 2.")
     return rewards
 
 

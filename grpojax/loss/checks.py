@@ -1,12 +1,12 @@
-"""Shape checks with names. They run while tracing, so they cost nothing on the device."""
+"""Shape checks that name the array. They run while tracing and cost nothing on the device."""
 
 from jax import Array
 
 
 def check_shape(name: str, array: Array, shape: tuple[int | None, ...]) -> None:
-    """Raises a ValueError unless `array` has `shape`; None stands for any size.
+    """Raises a ValueError unless `array` has `shape`; None allows any size.
 
-    Broadcasting would turn a forgotten axis into a wrong number; this turns it into an error.
+    Without it a forgotten axis could broadcast to a wrong number.
     """
     fits = array.ndim == len(shape) and all(want in (None, got) for got, want in zip(array.shape, shape, strict=True))
     if not fits:

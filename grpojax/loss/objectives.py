@@ -1,7 +1,7 @@
 """Importance ratios, and the objectives built on them. Elementwise, to be maximised; nothing is averaged here.
 
-A ratio is [B, S] (one per token) or [B] (one per sequence); an objective takes either, with advantages that fit, and
-returns its value and where its bound took the gradient away.
+A ratio is [B, S] (one per token) or [B] (one per answer). An objective takes either, with advantages of the same shape, and
+returns its value and where its bound holds, so that the gradient is zero.
 """
 
 import jax
@@ -11,11 +11,11 @@ from jax import Array
 from grpojax.loss.checks import check_shape
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped here before exp: e^20 = 4.9e8 is far outside every bound and still finite in float32."""
+"""Log-ratios are clamped to this before exp: e^20 = 4.9e8 is far outside every bound and finite in float32."""
 
 
 def token_ratio(new_logps: Array, old_logps: Array, mask: Array) -> Array:
-    """Probability of each token now, over that when it was sampled, [B, S]; exactly 1 outside the mask.
+    """r_it = p_new(y_it) / p_old(y_it): [B, S]; exactly 1 outside the mask.
 
     Source: arXiv:2402.03300, eq. 3.
     """
@@ -23,17 +23,17 @@ def token_ratio(new_logps: Array, old_logps: Array, mask: Array) -> Array:
 
 
 def capped_token_ratio(new_logps: Array, old_logps: Array, mask: Array, clip_high: float) -> Array:
-    """min(token ratio, 1 + clip_high), with the gradient of the ratio below the cap. [B, S].
+    """r_it = min(p_new(y_it) / p_old(y_it), 1 + clip_high): [B, S]. Below the cap it has the gradient of the ratio.
 
     Source: the book's script olmo3_style.py of section 7.6.3, which calls it truncated importance sampling; the method of
     that name is `safeguards.truncated_importance`.
     """
     ratio = token_ratio(new_logps, old_logps, mask)
-    return jnp.where(ratio > 1.0 + clip_high, 1.0 + clip_high, ratio)  # not min, which splits the gradient of a tie
+    return jnp.where(ratio > 1.0 + clip_high, 1.0 + clip_high, ratio)  # not jnp.minimum, which splits the gradient at a tie
 
 
 def sequence_sum_ratio(new_logps: Array, old_logps: Array, mask: Array) -> Array:
-    """Probability of the whole answer now, over that when it was sampled: exp(sum of log-prob differences), [B].
+    """r_i = exp(sum_t [log p_new(y_it) - log p_old(y_it)]): [B], the ratio of whole-answer probabilities.
 
     Source: book 7.4.
 
@@ -44,7 +44,7 @@ def sequence_sum_ratio(new_logps: Array, old_logps: Array, mask: Array) -> Array
 
 
 def sequence_mean_ratio(new_logps: Array, old_logps: Array, mask: Array) -> Array:
-    """Geometric mean of an answer's token ratios: exp(mean of log-prob differences), [B]. 1 for an answer without tokens.
+    """r_i = exp(mean_t [log p_new(y_it) - log p_old(y_it)]): [B], the geometric mean of token ratios; 1 without tokens.
 
     Source: arXiv:2507.18071 (GSPO), eq. 7.
 
@@ -56,19 +56,19 @@ def sequence_mean_ratio(new_logps: Array, old_logps: Array, mask: Array) -> Arra
 
 
 def gspo_token_ratio(new_logps: Array, old_logps: Array, mask: Array) -> Array:
-    """The value of `sequence_mean_ratio` at each token, with the gradient of that token's own log-prob. [B, S].
+    """r_it = stopgrad(r_i) p_new(y_it) / stopgrad(p_new(y_it)): [B, S], r_i in value, with the gradient of token t alone.
 
-    With one advantage for all tokens of an answer and a mean over them it is GSPO; it allows one advantage per token.
+    With the same advantage for all tokens of an answer this is GSPO; it also allows one advantage per token.
 
     Source: arXiv:2507.18071 (GSPO-token), eq. 14.
     """
     sequence = jax.lax.stop_gradient(sequence_mean_ratio(new_logps, old_logps, mask))
-    one = _exp(_difference(new_logps, jax.lax.stop_gradient(new_logps), mask))  # 1 in value, p / sg(p) in gradient
+    one = _exp(_difference(new_logps, jax.lax.stop_gradient(new_logps), mask))  # 1 in value, with the gradient of p / stopgrad(p)
     return jnp.where(mask > 0, sequence[:, None] * one, 1.0)
 
 
 def reinforce(logps: Array, advantages: Array) -> tuple[Array, Array]:
-    """Log-probability times advantage: the plain policy gradient, without ratio or bound.
+    """A log p: log-probability times advantage, the plain policy gradient without ratio or bound.
 
     Source: arXiv:2402.03300 without ratio and KL, as in book chapter 6 and 7.3.
     """
@@ -82,7 +82,7 @@ def clip_pessimistic(ratio: Array, advantages: Array, clip_low: float, clip_high
     Args:
       ratio: [...] float32, new over old probability, > 0.
       advantages: [...] float32, same shape; no gradient should flow into it.
-      clip_low, clip_high: how far below and above 1 the ratio may move before the gradient stops.
+      clip_low, clip_high: how far below and above 1 the ratio can move before the gradient stops.
 
     Returns:
       [...] float32, and [...] bool where the bound holds (the gradient is zero there).
@@ -96,22 +96,22 @@ def clip_pessimistic(ratio: Array, advantages: Array, clip_low: float, clip_high
     check_shape("advantages", advantages, ratio.shape)
     clipped = ((advantages > 0) & (ratio > 1.0 + clip_high)) | ((advantages < 0) & (ratio < 1.0 - clip_low))
     bound = jnp.where(advantages > 0, 1.0 + clip_high, 1.0 - clip_low)
-    # Not min and clip themselves: where their arguments tie, JAX would split the gradient, and a ratio of 1 at eps 0 ties.
+    # Not jnp.minimum and jnp.clip: JAX splits the gradient where their arguments tie, as a ratio of 1 does at eps 0.
     return jnp.where(clipped, bound, ratio) * advantages, clipped
 
 
 def clip_first_printing(ratio: Array, advantages: Array, clip_low: float, clip_high: float) -> tuple[Array, Array]:
-    """The clip of the book's first printing: min of the two terms for A >= 0, max for A < 0.
+    """The clip as first printed in the book: min of PPO's two terms for A >= 0, max for A < 0, which is A min(r, 1 + high).
 
-    This is A min(r, 1 + high) whatever the sign, so the lower bound never acts, and a rising bad answer is let go.
-    Arguments and results as in `clip_pessimistic`. Source: book 7.4; its repository changed it in pull request 240.
+    The lower bound never acts, and a bad answer that becomes more likely loses its gradient. Arguments and results as in
+    `clip_pessimistic`. Source: book 7.4; its repository changed it in pull request 240.
 
     >>> value, clipped = clip_first_printing(jnp.array([1.5, 0.5]), jnp.array([-1.0, -1.0]), 0.2, 0.2)
     >>> print(value, clipped)
     [-1.2 -0.5] [ True False]
     """
     check_shape("advantages", advantages, ratio.shape)
-    del clip_low  # named because it belongs to the script's settings; the formula never reaches it
+    del clip_low  # a setting of the script that its formula never uses
     clipped = (advantages != 0) & (ratio > 1.0 + clip_high)
     return jnp.where(clipped, 1.0 + clip_high, ratio) * advantages, clipped
 
@@ -119,10 +119,10 @@ def clip_first_printing(ratio: Array, advantages: Array, clip_low: float, clip_h
 def clip_two_sided(
     ratio: Array, advantages: Array, clip_low: float, clip_high: float, clip_dual: float
 ) -> tuple[Array, Array]:
-    """PPO's bound, and for A < 0 a floor: max(min(r A, clip(r) A), clip_dual A), which PPO leaves open.
+    """PPO's bound, and for A < 0 also a floor: max(min(r A, clip(r, 1 - low, 1 + high) A), clip_dual A).
 
-    Without it one bad answer whose probability rose a hundredfold weighs a hundredfold. Arguments and results as in
-    `clip_pessimistic`; clip_dual > 1 + clip_high is the largest ratio of a bad answer.
+    Without the floor, a bad answer that became a hundred times more likely weighs a hundred times as much. Arguments and
+    results as in `clip_pessimistic`; clip_dual > 1 + clip_high is the largest ratio of a bad answer.
 
     Source: arXiv:1912.09729 (dual-clip PPO), eq. 5; arXiv:2505.07291 (INTELLECT-2), section 4.1, "two-sided" with delta.
 
@@ -135,14 +135,14 @@ def clip_two_sided(
 
 
 def cispo(ratio: Array, advantages: Array, logps: Array, ratio_cap: float) -> tuple[Array, Array]:
-    """Log-probability times advantage, weighted by the ratio up to a cap and without its gradient: sg(min(r, cap)) A log p.
+    """stopgrad(min(r, ratio_cap)) A log p: log-probability times advantage, weighted by the ratio up to a cap.
 
-    Every token keeps a gradient; the bound limits its weight instead of taking it away.
+    Every token keeps a gradient; the cap only limits its weight.
 
     Args:
       ratio: [B, S] token ratios.
       advantages: [B, S].
-      logps: [B, S] float32 nats, the new policy's; the gradient flows through these.
+      logps: [B, S] float32 nats, of the new policy; the gradient flows through these.
       ratio_cap: the largest weight itself (not 1 plus it).
 
     Returns:
@@ -159,17 +159,17 @@ def cispo(ratio: Array, advantages: Array, logps: Array, ratio_cap: float) -> tu
 
 
 def sapo(ratio: Array, advantages: Array, sapo_tau_pos: float, sapo_tau_neg: float) -> tuple[Array, Array]:
-    """A soft gate in place of the clip: 4 / tau * sigmoid(tau (r - 1)) * A, with tau by the sign of A.
+    """4 / tau sigmoid(tau (r - 1)) A, with tau by the sign of A: a soft gate in place of the clip.
 
-    At r = 1 its slope in r is A, as without a bound; away from 1 it fades, faster for a larger tau. The value there is
-    2 A / tau, not A.
+    At r = 1 its slope in r is A, as without a bound, and its value is 2 A / tau. Away from 1 the slope fades, faster for a
+    larger tau.
 
     Args:
       ratio: [...] float32; advantages: [...].
       sapo_tau_pos, sapo_tau_neg: how sharply the gate closes for A > 0 and for A <= 0, > 0.
 
     Returns:
-      [...] values to be maximised; nothing is ever cut off, so the second part is False everywhere.
+      [...] values to be maximised, and False everywhere, because no gradient is ever cut off.
 
     Source: arXiv:2511.20347 (SAPO), eq. 5 and 6.
 
@@ -182,7 +182,7 @@ def sapo(ratio: Array, advantages: Array, sapo_tau_pos: float, sapo_tau_neg: flo
 
 
 def _difference(new_logps: Array, old_logps: Array, mask: Array) -> Array:
-    """Log-ratios [B, S], exactly zero where the mask is zero, whatever stands there."""
+    """Log-ratios [B, S], exactly zero where the mask is zero, whatever the inputs hold there."""
     check_shape("old_logps", old_logps, new_logps.shape)
     check_shape("mask", mask, new_logps.shape)
     return jnp.where(mask > 0, new_logps - old_logps, 0.0)

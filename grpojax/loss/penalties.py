@@ -1,7 +1,7 @@
 """Estimators of the KL divergence from the reference policy, from the log-probs of sampled tokens alone. Elementwise.
 
-On answers drawn from the policy each has KL(policy, reference) in the mean (k2 to second order). What a loss follows is
-their gradient, and that is another matter: see each. Times the importance ratio, k1 and k3 have the gradient of that KL too.
+On answers sampled from the policy the mean of each is KL(policy, reference) (k2: to second order). A loss follows their
+gradient, which differs: see each. Multiplied by the importance ratio, k1 and k3 also have the gradient of that KL.
 """
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from grpojax.loss.objectives import MAX_LOG_RATIO
 
 
 def k1(new_logps: Array, ref_logps: Array) -> Array:
-    """new - ref: unbiased, may be negative. As a loss its gradient does not contain the reference.
+    """new - ref: unbiased, can be negative. As a loss its gradient does not contain the reference.
 
     Source: J. Schulman, "Approximating KL Divergence" (2020).
     """
@@ -21,7 +21,7 @@ def k1(new_logps: Array, ref_logps: Array) -> Array:
 
 
 def k2(new_logps: Array, ref_logps: Array) -> Array:
-    """(new - ref)^2 / 2: biased in value, low in variance; as a loss its gradient is that of KL(policy, reference).
+    """(new - ref)^2 / 2: biased, low variance. As a loss its gradient is that of KL(policy, reference).
 
     Source: J. Schulman, "Approximating KL Divergence" (2020).
 
@@ -33,8 +33,7 @@ def k2(new_logps: Array, ref_logps: Array) -> Array:
 
 
 def k3(new_logps: Array, ref_logps: Array) -> Array:
-    """exp(ref - new) - 1 - (ref - new): unbiased and never negative. As a loss its gradient is that of
-    the other direction, KL(reference, policy).
+    """exp(ref - new) - 1 - (ref - new): unbiased, never negative. As a loss its gradient is that of KL(reference, policy).
 
     Source: J. Schulman, "Approximating KL Divergence" (2020); arXiv:2402.03300, eq. 4.
 

@@ -1,9 +1,8 @@
-"""Weights against data that the trained policy would not have sampled. They multiply the objective, never the KL term.
+"""Weights against off-policy data. They multiply the objective, never the KL term, and carry no gradient.
 
-Two gaps are meant: between trainer and sampler (the same weights, other kernels or another precision), and between the
-policy of today and the one that sampled. Weights carry no gradient. In each function: new_logps, old_logps,
-sampler_logps, mask [B, S]; advantages [B]; old_logps are the trainer's own for the weights that sampled, sampler_logps
-what the sampler recorded.
+They correct two gaps: between trainer and sampler (same weights, other kernels or precision), and between the current policy
+and the one that sampled. In each function new_logps, old_logps, sampler_logps and mask are [B, S], advantages [B]; old_logps
+are the trainer's, for the weights that sampled, and sampler_logps what the sampler recorded.
 """
 
 import jax
@@ -15,7 +14,7 @@ from grpojax.loss.reduce import answer_mean
 
 
 def truncated_importance(old_logps: Array, sampler_logps: Array, mask: Array, tis_cap: float) -> Array:
-    """Truncated importance sampling of trainer against sampler: min(p_old / p_sampler, tis_cap) per token, [B, S].
+    """m_it = stopgrad(min(p_old(y_it) / p_sampler(y_it), tis_cap)): truncated importance sampling, [B, S].
 
     Source: F. Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025);
     arXiv:2512.13961 (Olmo 3).
@@ -24,7 +23,7 @@ def truncated_importance(old_logps: Array, sampler_logps: Array, mask: Array, ti
 
 
 def sequence_importance_mask(old_logps: Array, sampler_logps: Array, mask: Array, sequence_mask_cap: float) -> Array:
-    """Masked importance sampling: w = p_old / p_sampler of the whole answer where w <= sequence_mask_cap, else 0; [B].
+    """m_i = w_i if w_i = stopgrad(p_old(y_i) / p_sampler(y_i)) <= sequence_mask_cap, else 0: masked importance sampling, [B].
 
     Source: J. Liu et al., "When Speed Kills Stability" (2025).
     """
@@ -35,17 +34,10 @@ def sequence_importance_mask(old_logps: Array, sampler_logps: Array, mask: Array
 def off_policy_mask(
     new_logps: Array, sampler_logps: Array, advantages: Array, mask: Array, off_policy_delta: float
 ) -> Array:
-    """0 for a bad answer (A < 0) that the policy has moved away from: mean_t log(p_sampler / p_new) > delta; else 1. [B].
+    """m_i = 0 if A_i < 0 and mean_t log(p_sampler(y_it) / p_new(y_it)) > off_policy_delta, else 1: [B].
 
     Source: arXiv:2512.02556 (DeepSeek-V3.2), section 3.1, off-policy sequence masking.
     """
     gap = answer_mean(sampler_logps - new_logps, mask)
     return jax.lax.stop_gradient(jnp.where((advantages < 0) & (gap > off_policy_delta), 0.0, 1.0))
 
-
-SAFEGUARDS = {
-    "tis_cap": truncated_importance,
-    "sequence_mask_cap": sequence_importance_mask,
-    "off_policy_delta": off_policy_mask,
-}
-"""Each by the number that turns it on: a variant has the safeguard where it has the number."""

@@ -172,7 +172,7 @@ def test_result_is_float32(dtype):
 
 @pytest.mark.parametrize("name", ONE_REWARD)
 def test_one_rollout_is_refused(name):
-    with pytest.raises(ValueError, match="rewards has 1 rollout per prompt; a group needs at least 2 to be compared"):
+    with pytest.raises(ValueError, match="rewards has 1 rollout per prompt; a group needs at least 2"):
         ONE_REWARD[name](jnp.ones((3, 1)))
 
 

@@ -6,10 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fakes import LOSSES
 
 from grpojax import VARIANTS, get_variant, group_advantages, policy_loss
 from grpojax.loss import objectives
+from grpojax.loss.pieces import OBJECTIVES, RATIOS, REDUCTIONS, SAFEGUARDS
+from grpojax.loss.policy_loss import Loss, parameters
 from grpojax.loss.reduce import constant_divisor, mean_per_sequence, sum_per_sequence, token_mean
+from grpojax.variants import Recipe
 
 CHAPTER_NEW = np.float32([[-7.9243], [-20.1546], [-16.6130], [-23.3677]])
 CHAPTER_OLD = np.float32([[-10.9243], [-20.3546], [-14.6130], [-23.3677]])
@@ -116,9 +120,9 @@ def test_the_gradient_of_the_kl_term_has_no_reference_in_it():
     np.testing.assert_allclose(one - without, 0.25 * MASK, atol=1e-6)  # 0.5 / 2 sequences, down on every sampled token
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_masked_places_have_no_say(name):
-    """Not in value, not in gradient, whatever stands there; and the gradient there is exactly 0."""
+@pytest.mark.parametrize("name", LOSSES)
+def test_masked_positions_do_not_count(name):
+    """Neither in value nor in gradient, whatever they hold; their gradient is exactly 0."""
     variant = get_variant(name)
     (loss, aux), gradient = loss_and_gradient(variant, sampler=OLD)
     assert (np.asarray(gradient)[MASK == 0] == 0).all() and (np.asarray(gradient)[MASK > 0] != 0).any()
@@ -130,7 +134,7 @@ def test_masked_places_have_no_say(name):
         jax.tree.map(np.testing.assert_array_equal, aux_bad, aux)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", LOSSES)
 def test_far_apart_policies_give_finite_numbers(name):
     for gap in (100.0, -100.0):
         for sampler in (OLD, NEW - gap):
@@ -147,17 +151,17 @@ TOKEN_WEIGHTS = {  # of the answers of 2 and 3 tokens among 2 sequences of 3 pla
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", LOSSES)
 def test_at_equal_policies_every_gradient_is_reinforces(name):
     """Every bound and gate has slope 1 at ratio 1, also one of width 0, so a token's gradient is -A times its weight in
     the average. The KL term is left away: that of k1 is not 0 there.
     """
     variant = get_variant(name, kl_coeff=0)
-    weights = np.array(TOKEN_WEIGHTS[variant.reduction])
-    if variant.ratio in (objectives.sequence_sum_ratio, objectives.sequence_mean_ratio):  # one value an answer
-        weights = np.array([1 / 2, 1 / 2] if variant.ratio is objectives.sequence_sum_ratio else [1 / 4, 1 / 6])
+    weights = np.array(TOKEN_WEIGHTS[variant.loss.reduction])
+    if variant.loss.ratio in (objectives.sequence_sum_ratio, objectives.sequence_mean_ratio):  # one value an answer
+        weights = np.array([1 / 2, 1 / 2] if variant.loss.ratio is objectives.sequence_sum_ratio else [1 / 4, 1 / 6])
     expected = -(weights * ADVANTAGES)[:, None] * MASK
-    bounds = [{}, {"clip_eps": 0.0}] if "clip_low" in variant.numbers else [{}]
+    bounds = [{}, {"clip_eps": 0.0}] if "clip_low" in variant.loss.numbers else [{}]
     for numbers in bounds:
         _, gradient = loss_and_gradient(get_variant(name, kl_coeff=0, **numbers), NEW, NEW)
         np.testing.assert_allclose(gradient, expected, rtol=1e-5)
@@ -193,7 +197,7 @@ def kl_variant(case):
 
 @pytest.mark.parametrize(("case", "want"), KL_TERMS.items())
 def test_every_kind_of_kl_term(case, want):
-    loss, aux = policy_loss(kl_variant(case), NEW, OLD, REF, np.zeros(2, np.float32), MASK)
+    (loss, aux), _ = loss_and_gradient(kl_variant(case), advantages=np.zeros(2, np.float32))
     assert float(aux["kl_loss"]) == pytest.approx(want, abs=2e-6)
     assert float(loss) == float(aux["kl_loss"]) and float(aux["pg_loss"]) == 0
 
@@ -211,7 +215,7 @@ KL_GRADIENTS = {
 
 @pytest.mark.parametrize(("case", "want"), KL_GRADIENTS.items())
 def test_gradient_of_the_kl_term(case, want):
-    _, gradient = _both(kl_variant(case), NEW, OLD, REF, np.zeros(2, np.float32), MASK)
+    _, gradient = loss_and_gradient(kl_variant(case), advantages=np.zeros(2, np.float32))
     np.testing.assert_allclose(np.asarray(gradient)[MASK > 0], [x for row in want for x in row], atol=2e-6)
     assert (np.asarray(gradient)[MASK == 0] == 0).all()
 
@@ -244,7 +248,7 @@ def test_no_gradient_reaches_the_advantages():
     assert (np.asarray(gradient) == 0).all()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", LOSSES)
 def test_shares_of_micro_batches_add_up(name):
     """Loss, gradient and metrics of 4 answers, one of them without a token, in 1, 2 and 4 parts."""
     rng = np.random.default_rng(0)
@@ -255,7 +259,7 @@ def test_shares_of_micro_batches_add_up(name):
 
     def share(rows):
         parts = (x[rows] for x in (new, old, ref, advantages, mask))
-        return _both(variant, *parts, whole_mask=jnp.asarray(mask), sampler_logps=sampler[rows], kl_scale=scale[rows])
+        return _compiled(variant, *parts, whole_mask=jnp.asarray(mask), sampler_logps=sampler[rows], kl_scale=scale[rows])
 
     (loss, aux), gradient = share(np.arange(4))
     for count in (2, 4):
@@ -266,7 +270,7 @@ def test_shares_of_micro_batches_add_up(name):
             np.testing.assert_allclose(sum(x[0][1][key] for x in shares), value, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-ROWS_OF_ALL_NUMBERS = VARIANTS | {
+ALL_NUMBERS = LOSSES | {
     "every optional number": get_variant(
         "dapo", clip_dual=3.0, kl_coeff=0.1, tis_cap=2.0, sequence_mask_cap=3.0, off_policy_delta=0.1,
         kl_domains={"math": 0.5},
@@ -275,9 +279,9 @@ ROWS_OF_ALL_NUMBERS = VARIANTS | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ROWS_OF_ALL_NUMBERS)
+@pytest.mark.parametrize("name", ALL_NUMBERS)
 def test_no_number_compiles_again(name):
-    """Numbers of the loss, weights of rewards and of domains: each changed alone, and one trace for all."""
+    """Each number of the loss changed alone, and every weight, text and setting of the recipe: one trace for all."""
     traces = []
 
     @jax.jit
@@ -285,11 +289,12 @@ def test_no_number_compiles_again(name):
         traces.append(variant.name)
         return policy_loss(variant, NEW, OLD, REF, ADVANTAGES, MASK, sampler_logps=OLD)[0]
 
-    row = ROWS_OF_ALL_NUMBERS[name]
+    row = ALL_NUMBERS[name]
     loss(row)
-    for field in ("numbers", "rewards", "kl_domains"):
-        for key, value in getattr(row, field).items():
-            loss(dataclasses.replace(row, **{field: getattr(row, field) | {key: 1.3 * value + 0.01}}))
+    for key, value in row.loss.numbers.items():
+        numbers = row.loss.numbers | {key: 1.3 * value + 0.01}
+        loss(dataclasses.replace(row, loss=dataclasses.replace(row.loss, numbers=numbers)))
+    loss(dataclasses.replace(row, name="another", recipe=Recipe(rewards={"boxed": 3.0}, inner_epochs=7, notes="another")))
     assert len(traces) == 1
 
 
@@ -305,15 +310,80 @@ def test_numbers_are_data_and_pieces_are_structure():
     other = loss(get_variant("kl", clip_low=0.01, clip_high=0.1, kl_coeff=0.7))
     assert len(traces) == 1 and float(one) != float(other)
     variant = get_variant("kl")
-    loss(dataclasses.replace(variant, objective=objectives.clip_first_printing))
+    loss(changed(variant, objective=objectives.clip_first_printing))
     assert len(traces) == 2
     loss(get_variant("kl", kl_coeff=0))  # a term less
     assert len(traces) == 3
 
 
+def test_distinct_losses():
+    """tracking compiles what baseline compiles, format what clipped does; 16 programs for 21 variants."""
+    assert len(LOSSES) == 16
+    structures = {name: jax.tree.structure(variant) for name, variant in VARIANTS.items()}
+    assert structures["tracking"] == structures["baseline"] == structures["book-7.3"]
+    assert structures["format"] == structures["clipped"] and structures["book-7.6"] == structures["book-7.4"]
+    assert hash(structures["tracking"]) == hash(structures["baseline"])
+    assert structures["kl"] != structures["clipped"] != structures["book-7.4"]
+
+
+def changed(variant, **loss):
+    return dataclasses.replace(variant, loss=dataclasses.replace(variant.loss, **loss))
+
+
+# --- answers that are masked away entirely ---
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "loss"),
+    [
+        # Ratio 1 of every answer: -(1.5 + 0) / 2. With the masked answer's own A = -0.5 it was -(1.5 - 0.5) / 2 = -0.5.
+        ("clipped", {}, -0.75),
+        ("gspo", {}, -0.75),
+        ("book-7.4", {}, -0.75),
+        # k3 of whole answers, new - ref = 1 for the first: e^-1 - 1 + 1 = 0.367879, so -0.75 + 0.367879 / 2
+        ("clipped", {"kl_coeff": 1.0, "kl_estimator": "k3"}, -0.566060),
+    ],
+)
+def test_an_answer_without_tokens_adds_nothing_to_the_loss(name, numbers, loss):
+    mask = np.float32([[1, 1, 0], [0, 0, 0]])
+    (got, aux), gradient = loss_and_gradient(get_variant(name, **numbers), NEW, NEW, mask=mask)
+    assert float(got) == pytest.approx(loss, abs=1e-5)
+    assert (np.asarray(gradient)[1] == 0).all()
+    # at ratio 1 each token of the first answer has the gradient -A / 2 (mean ratio: / 4), k3 adds (1 - e^-1) / 2
+    expected = {"gspo": -0.375}.get(name, -0.75) + (0.316060 if numbers else 0.0)
+    np.testing.assert_allclose(np.asarray(gradient)[0, :2], expected, atol=1e-5)
+
+
+# --- pieces ---
+
+
+def test_a_piece_gets_the_arrays_and_numbers_it_names():
+    def objective(ratio, advantages, mask, my_number, sampler_logps):
+        return my_number * ratio * advantages * mask + 0 * sampler_logps, jnp.zeros(ratio.shape, bool)
+
+    loss = Loss(ratio=objectives.token_ratio, objective=objective, reduction=token_mean, numbers={"my_number": 2.0})
+    # ratio 1: -2 (1.5 * 2 - 0.5 * 3) / 5
+    assert float(policy_loss(loss, NEW, NEW, None, ADVANTAGES, MASK)[0]) == pytest.approx(-0.6)
+
+
+def test_a_parameter_with_a_default_is_an_error():
+    def objective(ratio, advantages, clip_low=0.2):
+        return ratio * advantages, jnp.zeros(ratio.shape, bool)
+
+    loss = Loss(ratio=objectives.token_ratio, objective=objective, reduction=token_mean)
+    with pytest.raises(ValueError, match="parameter 'clip_low' of the loss piece objective must be a plain one, without a default"):
+        policy_loss(loss, NEW, OLD, None, ADVANTAGES, MASK)
+
+
+def test_no_piece_of_ours_has_a_default():
+    for table in (RATIOS, OBJECTIVES, REDUCTIONS, SAFEGUARDS):
+        for piece in table.values():
+            parameters(piece.function)
+
+
 def test_a_row_of_other_pieces_works_token_by_token():
     """A ratio and a penalty of each token, averaged over all tokens."""
-    row = dataclasses.replace(
+    row = changed(
         get_variant("kl", clip_low=0.2, clip_high=0.5, kl_coeff=0.1, kl_estimator="k3", kl_level="token"),
         ratio=objectives.token_ratio,
         reduction=token_mean,
@@ -335,7 +405,7 @@ def test_a_row_of_other_pieces_works_token_by_token():
         ({"mask": MASK[0]}, r"mask has shape \(3,\), expected \(2, 3\)"),
         ({"advantages": ADVANTAGES[:, None]}, r"advantages has shape \(2, 1\), expected \(2\)"),
         ({"ref_logps": REF[:1]}, r"ref_logps has shape \(1, 3\), expected \(2, 3\)"),
-        ({"ref_logps": None}, r"variant 'kl' has a KL term and needs ref_logps\."),
+        ({"ref_logps": None}, r"a loss with a KL term \(kl_coeff\) needs ref_logps\."),
     ],
 )
 def test_wrong_arguments_are_named(changed, message):

@@ -4,7 +4,6 @@ The transcription sees the float32 log-probs and rewards as float64. What differ
 terms of order 1, 1e-6; a gradient is compared to 1e-5 of its largest entry.
 """
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -15,7 +14,6 @@ import pytest
 from papers import Answer
 
 from grpojax import get_variant, policy_loss
-from grpojax.loss.objectives import gspo_token_ratio
 from grpojax.variants import variant_advantages
 
 PROMPTS, ROLLOUTS, PLACES = 3, 4, 11
@@ -106,8 +104,8 @@ _loss_and_gradient = jax.jit(jax.value_and_grad(policy_loss, argnums=1, has_aux=
 def computed(variant, step, seed):
     """Loss, and d loss / d log-prob of every token as `papers.gradient` lists it."""
     arrays, rewards = batch_of(step, seed)
-    advantages = variant_advantages(variant, rewards[: len(variant.rewards)])
-    kl_scale = np.repeat(np.float32(SCALE), ROLLOUTS) if variant.kl_domains else None  # as training makes it of domains
+    advantages = variant_advantages(variant, rewards[: len(variant.recipe.rewards)])
+    kl_scale = np.repeat(np.float32(SCALE), ROLLOUTS) if variant.recipe.kl_domains else None  # as training makes it of domains
     (loss, _), gradient = _loss_and_gradient(
         variant, arrays["new"], arrays["old"], arrays["ref"], jnp.reshape(advantages, -1), arrays["mask"],
         sampler_logps=arrays["sampler"], kl_scale=kl_scale,
@@ -149,7 +147,7 @@ def test_the_batches_tell_numbers_apart(name):
 
 def test_gspo_token():
     """The row of GSPO with the other ratio: eq. 13 and 14, where the gradient of a token is its own."""
-    variant = dataclasses.replace(get_variant("gspo", clip_low=0.02, clip_high=0.1), ratio=gspo_token_ratio)
+    variant = get_variant("gspo", clip_low=0.02, clip_high=0.1, ratio="gspo-token")
     for seed in SEEDS:
         assert_equal(variant, partial(papers.gspo_token, epsilon_left=0.02, epsilon_right=0.1), seed, 0.4)
 

@@ -10,16 +10,21 @@ from grpojax.loss.reduce import constant_divisor, mean_per_sequence, sequence_me
 MASK = jnp.array([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]])
 
 
+def over_all_positions(values, mask, whole_mask):
+    """constant_divisor with as many tokens as there are positions."""
+    return constant_divisor(values, mask, whole_mask, mask.shape[1])
+
+
 def test_lengths_weigh_differently():
     # answers of 2 and 6 tokens with losses -1 and +1 a token: sums (-2 + 6) / 2 = 2, tokens (-2 + 6) / 8 = 0.5
     losses = jnp.broadcast_to(jnp.array([[-1.0], [1.0]]), MASK.shape)
     assert float(sum_per_sequence(losses, MASK, MASK)) == 2.0
     assert float(token_mean(losses, MASK, MASK)) == 0.5
     assert float(sequence_mean(jnp.array([-1.0, 3.0]), MASK)) == 1.0
-    # means (-1 + 1) / 2 = 0; constants (-2 + 6) / (2 * 8) = 0.25 over the 8 places, 0.125 over a budget of 16
+    # means (-1 + 1) / 2 = 0; constants (-2 + 6) / (2 * 8) = 0.25 with a budget of 8, 0.125 with one of 16
     assert float(mean_per_sequence(losses, MASK, MASK)) == 0.0
-    assert float(constant_divisor(losses, MASK, MASK)) == 0.25
-    assert float(constant_divisor(losses, MASK, MASK, token_budget=16.0)) == 0.125
+    assert float(constant_divisor(losses, MASK, MASK, 8.0)) == 0.25
+    assert float(constant_divisor(losses, MASK, MASK, 16.0)) == 0.125
 
 
 # Weight of each token of the answers of 2 and of 6: 1 / (2 * 2), 1 / (2 * 6); 1 / 8; 1 / 2; 1 / (2 * 8)
@@ -27,13 +32,13 @@ WEIGHTS = {
     mean_per_sequence: (1 / 4, 1 / 12),
     token_mean: (1 / 8, 1 / 8),
     sum_per_sequence: (1 / 2, 1 / 2),
-    constant_divisor: (1 / 16, 1 / 16),
+    over_all_positions: (1 / 16, 1 / 16),
 }
 
 
 @pytest.mark.parametrize("reduction", WEIGHTS)
 def test_weight_of_every_token(reduction):
-    """Zero for what is no answer, whatever stands there."""
+    """Zero outside the answers, whatever is there."""
     values = jnp.where(MASK > 0, 1.0, jnp.nan)
     value, gradient = jax.value_and_grad(lambda x: reduction(x, MASK, MASK))(values)
     weights = np.asarray(MASK) * np.array(WEIGHTS[reduction])[:, None]
@@ -54,10 +59,10 @@ def test_parts_of_a_step_add_up(reduction):
 
 
 def test_an_answer_without_tokens_adds_nothing_and_counts_as_a_sequence():
-    """Half of what the other one is alone; of the token mean it is no part."""
+    """It halves the mean over sequences and is no part of the token mean."""
     mask = jnp.array([[1.0, 1.0], [0.0, 0.0]])
     values = jnp.array([[3.0, 5.0], [jnp.nan, jnp.nan]])
-    expected = {mean_per_sequence: 2.0, token_mean: 4.0, sum_per_sequence: 4.0, constant_divisor: 2.0}
+    expected = {mean_per_sequence: 2.0, token_mean: 4.0, sum_per_sequence: 4.0, over_all_positions: 2.0}
     for reduction, want in expected.items():
         value, gradient = jax.value_and_grad(lambda x, f=reduction: f(x, mask, mask))(values)
         assert float(value) == want and (np.asarray(gradient)[1] == 0).all(), reduction
@@ -67,7 +72,7 @@ def test_the_divisor_is_that_of_the_whole_step():
     # parts with 2 tokens, loss sum 2, and 6 tokens, loss sum 12: 14 / 8 = 1.75; the mean of means would be 1.5
     losses = jnp.broadcast_to(jnp.array([[1.0], [2.0]]), MASK.shape)
     # sums 2 and 12: 14 / 2 = 7; means 1 and 2: 3 / 2 = 1.5; constants 14 / (2 * 8) = 0.875
-    expected = {token_mean: 1.75, sum_per_sequence: 7.0, mean_per_sequence: 1.5, constant_divisor: 0.875}
+    expected = {token_mean: 1.75, sum_per_sequence: 7.0, mean_per_sequence: 1.5, over_all_positions: 0.875}
     for reduction, whole in expected.items():
         parts = [reduction(losses[i : i + 1], MASK[i : i + 1], MASK) for i in (0, 1)]
         assert float(sum(parts)) == whole == float(reduction(losses, MASK, MASK))

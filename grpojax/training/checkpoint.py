@@ -1,9 +1,9 @@
-"""Checkpoints: a policy folder with the optimizer's state beside it, written aside and renamed when complete.
+"""Checkpoints: a policy folder that also holds the optimizer state. It is written aside and renamed when complete.
 
     checkpoints/<step>/config.json, tokenizer files, params/   what load_policy reads
                        optimizer/                             the optax state
-                       reference/                             the KL term's reference, where it was refreshed
-                       progress.json, carried.npz             problems used, and groups left over for the next step
+                       reference/                             the reference of a KL term, if it was refreshed
+                       progress.json, carried.npz             problems used, and groups carried over to the next step
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from grpojax.errors import InputError
 from grpojax.qwen.weights import Policy, load_policy, write_orbax
 from grpojax.records import Sample
 from grpojax.training.rollout import Rollouts
-from grpojax.training.train import Group, TrainState
+from grpojax.training.state import Group, TrainState
 from grpojax.training.update import init_optimizer
 
-PARTIAL = ".partial"  # what a save under way is called; a crash leaves it behind and the next save removes it
+PARTIAL = ".partial"  # suffix of an unfinished checkpoint; the next save removes what a crash left
 
 
 def save_checkpoint(folder: Path, policy: Policy, state: TrainState) -> Path:
@@ -44,9 +44,20 @@ def save_checkpoint(folder: Path, policy: Policy, state: TrainState) -> Path:
         if state.reference is not None:
             checkpointer.save((partial / "reference").absolute(), state.reference)
     _write_progress(partial, state)
-    os.sync()
+    for path in [*partial.rglob("*"), partial]:
+        _fsync(path)
     partial.rename(final)
+    _fsync(folder)
     return final
+
+
+def _fsync(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -88,40 +99,40 @@ def load_checkpoint(
             opt_state = checkpointer.restore((newest / "optimizer").absolute(), empty)
             if (newest / "reference").exists():
                 reference = checkpointer.restore((newest / "reference").absolute(), jax.eval_shape(lambda p: p, params))
-        problems_used, widths, carried = _read_progress(newest)
-    except Exception as error:  # Orbax and its storage raise many sorts
+        problems_used, carried = _read_progress(newest)
+    except Exception as error:  # Orbax and its storage raise many types
         raise InputError(_damaged("optimizer state", newest, type(error).__name__)) from error
-    # Restored arrays are bound to their device, those of a new run are not, and the programs would be compiled once for each.
+    # Restored arrays are committed to a device, those of a new run are not; programs would compile again for them.
     opt_state, reference = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), (opt_state, reference))
-    return TrainState(steps[-1], params, opt_state, problems_used, carried, reference, widths)
+    return TrainState(steps[-1], params, opt_state, problems_used, carried, reference)
 
 
 def _write_progress(folder: Path, state: TrainState) -> None:
-    """The position in the problems, and the groups left over: arrays in one file, the rest in another."""
-    arrays, told = {}, []
+    """The place in the list of problems, and the groups carried over: their arrays in one file, the rest in another."""
+    arrays, carried = {}, []
     for i, group in enumerate(state.carried):
         arrays |= {f"{i}/{name}": x for name, x in vars(group.rollouts).items() if x is not None}
         arrays[f"{i}/rewards"] = group.rewards
         if group.old_logps is not None:
             arrays[f"{i}/old_logps"] = group.old_logps
-        told.append({"domain": group.domain, "samples": [dataclasses.asdict(sample) for sample in group.samples]})
+        carried.append({"domain": group.domain, "samples": [dataclasses.asdict(sample) for sample in group.samples]})
     if arrays:
         np.savez(folder / "carried.npz", **arrays)
-    progress = {"problems_used": state.problems_used, "widths": state.widths, "carried": told}
+    progress = {"problems_used": state.problems_used, "carried": carried}
     (folder / "progress.json").write_text(json.dumps(progress))
 
 
-def _read_progress(folder: Path) -> tuple[int, tuple[int, ...], tuple[Group, ...]]:
+def _read_progress(folder: Path) -> tuple[int, tuple[Group, ...]]:
     progress = json.loads((folder / "progress.json").read_text())
     carried = []
     if progress["carried"]:
         with np.load(folder / "carried.npz") as arrays:
-            for i, told in enumerate(progress["carried"]):
+            for i, group in enumerate(progress["carried"]):
                 own = {name.removeprefix(f"{i}/"): arrays[name] for name in arrays.files if name.startswith(f"{i}/")}
                 rewards, old_logps = own.pop("rewards"), own.pop("old_logps", None)
-                samples = [Sample(**sample) for sample in told["samples"]]
-                carried.append(Group(Rollouts(**own), samples, rewards, told["domain"], old_logps))
-    return progress["problems_used"], tuple(progress["widths"]), tuple(carried)
+                samples = [Sample(**sample) for sample in group["samples"]]
+                carried.append(Group(Rollouts(**own), samples, rewards, group["domain"], old_logps))
+    return progress["problems_used"], tuple(carried)
 
 
 def _damaged(part: str, folder: Path, why: str) -> str:

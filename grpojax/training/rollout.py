@@ -76,6 +76,7 @@ def make_rollouts(
     max_new_tokens: int,
     keep_mask: bool = False,
     score_temperature: float | None = None,
+    prompt_width: int | None = None,
 ) -> Rollouts:
     """Samples `num_rollouts` answers to each prompt.
 
@@ -89,12 +90,13 @@ def make_rollouts(
       max_new_tokens: the budget of an answer.
       keep_mask: record the ids that could be drawn, and take `logps` over them alone.
       score_temperature: temperature of `logps`; None: 1.
+      prompt_width: prompts are padded to it; None: to the bucket of the longest.
 
     Raises:
       InputError: if a prompt and its answer do not fit the model's context.
     """
     check_context(policy, max(map(len, prompt_ids)), max_new_tokens)
-    prompts, lengths = pad_prompts(prompt_ids)
+    prompts, lengths = pad_prompts(prompt_ids, prompt_width)
     out = generate(
         policy.config, params, prompts, lengths, key, sampler,
         num_rollouts=num_rollouts, max_new_tokens=max_new_tokens,
@@ -122,10 +124,10 @@ def check_context(policy: Policy, prompt_len: int, max_new_tokens: int) -> None:
         )
 
 
-def pad_prompts(prompt_ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Token lists -> [P, bucket] int32 padded right with 0, and their lengths [P]."""
+def pad_prompts(prompt_ids: list[list[int]], width: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Token lists -> [P, width] int32 padded right with 0 (None: to the bucket of the longest), and their lengths [P]."""
     lengths = np.array([len(ids) for ids in prompt_ids], np.int32)
-    prompts = np.zeros((len(prompt_ids), bucket(int(lengths.max()))), np.int32)
+    prompts = np.zeros((len(prompt_ids), width or bucket(int(lengths.max()))), np.int32)
     for row, ids in zip(prompts, prompt_ids, strict=True):
         row[: len(ids)] = ids
     return prompts, lengths

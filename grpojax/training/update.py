@@ -1,7 +1,9 @@
-"""Scoring and the update: two compiled programs over a batch of graded answers."""
+"""Batches of graded answers, and two compiled programs on them: scoring and the update."""
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,22 +11,22 @@ import numpy as np
 import optax
 from jax import Array
 
+from grpojax.errors import InputError
 from grpojax.loss.logprobs import chunked_logps, length_mask
-from grpojax.loss.policy_loss import policy_loss
+from grpojax.loss.policy_loss import Loss, policy_loss
 from grpojax.products import with_float32_gradient
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import COMPILER_OPTIONS, Cache, Params, Prefix, causal_inputs, head_matrix, hidden_states
 from grpojax.training.rollout import Rollouts, bucket, encode_prompts, prompt_mask
-from grpojax.variants import Variant
 
 ACTIVATION_BYTES = 2**29
-"""What the layers' activations of one micro-batch may take, about. Where even one sequence takes more, the results of the
-layers' products are not kept but computed again in the backward pass."""
+"""About how much the activations of one micro-batch may take. If even one sequence takes more, the results of the layers'
+matrix products are computed again in the backward pass instead of kept."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Answers to P prompts, ready for an update. Several answers may have one prompt, which is then computed once."""
+    """Answers to P prompts, ready for an update. A prompt that several answers share is computed once."""
 
     prompts: np.ndarray  # [P, Tp] int32, padded right
     prompt_lens: np.ndarray  # [P]
@@ -33,8 +35,8 @@ class Batch:
     mask: np.ndarray  # [B, N] float32, 1 at answer tokens
     old_logps: np.ndarray  # [B, N] float32 nats
     advantages: np.ndarray  # [B] float32
-    ref_logps: np.ndarray | None = None  # [B, N]; None for a variant without a KL term
-    sampler_logps: np.ndarray | None = None  # [B, N], where a safeguard compares trainer and sampler
+    ref_logps: np.ndarray | None = None  # [B, N]; None without a KL term
+    sampler_logps: np.ndarray | None = None  # [B, N], if a safeguard compares trainer and sampler
     kl_scale: np.ndarray | None = None  # [B], factors on kl_coeff; None: 1
     keep: np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be sampled; None: all
 
@@ -44,53 +46,87 @@ class Batch:
         return dataclasses.replace(some, prompts=self.prompts, prompt_lens=self.prompt_lens)
 
     def answers(self) -> "Batch":
-        """What there is one of for each answer: everything but the prompts."""
+        """The batch without its prompts: only arrays with one row per answer."""
         return dataclasses.replace(self, prompts=None, prompt_lens=None)
 
 
 jax.tree_util.register_dataclass(Batch)
 
 
-def make_batch(rollouts: Rollouts, advantages: np.ndarray, width: int | None = None) -> Batch:
+USUAL, SHORT_BUDGET = 90, 128
+"""The percentile of the prompt lengths that narrow prompts hold; tokens of answers below which there are no narrow ones."""
+
+
+class BatchShape(NamedTuple):
+    """The padded widths of a batch."""
+
+    prompt: int
+    answer: int
+
+
+def batch_shapes(prompt_lens: Sequence[int], max_new_tokens: int) -> tuple[BatchShape, ...]:
+    """The shapes that the batches of a run may have, narrow first: one or two, so that `update` compiles at most twice.
+
+    If the usual prompt needs at most half the width of the longest one, the narrow shape has narrow prompts, otherwise
+    answers of half the budget. A short budget is not halved: compiling again would cost more than the padding.
+
+    >>> batch_shapes([100] * 99 + [400], 512)
+    (BatchShape(prompt=128, answer=512), BatchShape(prompt=448, answer=512))
+    >>> batch_shapes([40, 44], 512)
+    (BatchShape(prompt=48, answer=256), BatchShape(prompt=48, answer=512))
+    """
+    longest, usual = bucket(max(prompt_lens)), bucket(int(np.percentile(prompt_lens, USUAL, method="higher")))
+    budget = bucket(max_new_tokens)
+    half = bucket(-(-budget // 2)) if budget >= SHORT_BUDGET else budget
+    narrow = BatchShape(usual, budget) if usual <= longest // 2 else BatchShape(longest, half)
+    return tuple(dict.fromkeys((narrow, BatchShape(longest, budget))))
+
+
+def make_batch(rollouts: Rollouts, advantages: np.ndarray, shape: BatchShape | None = None) -> Batch:
     """Rollouts and their advantages as a batch.
 
     Args:
       rollouts: P prompts with G answers each.
       advantages: [P, G].
-      width: N, at least the longest answer; None: its bucket.
+      shape: widths of prompts and answers; None: the buckets of the longest.
     """
-    size = width or bucket(int(rollouts.answer_lens.max()))
+    shape = shape or BatchShape(bucket(int(rollouts.prompt_lens.max())), bucket(int(rollouts.answer_lens.max())))
     return Batch(
-        prompts=rollouts.prompts,
+        prompts=_fit(rollouts.prompts, shape.prompt),
         prompt_lens=rollouts.prompt_lens,
         prompt_of=np.repeat(np.arange(len(rollouts.prompts), dtype=np.int32), rollouts.group_size),
-        targets=_fit(rollouts.answers, size),
-        mask=length_mask(rollouts.answer_lens, size),
-        old_logps=_fit(rollouts.logps, size),
+        targets=_fit(rollouts.answers, shape.answer),
+        mask=length_mask(rollouts.answer_lens, shape.answer),
+        old_logps=_fit(rollouts.logps, shape.answer),
         advantages=np.asarray(advantages, np.float32).reshape(-1),
-        keep=None if rollouts.keep is None else _fit(rollouts.keep, size, fill=0xFF),
+        keep=None if rollouts.keep is None else _fit(rollouts.keep, shape.answer, fill=0xFF),
     )
 
 
-@functools.cache  # one object for the same numbers: `update` would compile anew for an equal one
+@functools.cache  # one object for the same numbers: `update` would compile again for an equal one
 def make_optimizer(max_grad_norm: float = 1.0, weight_decay: float = 0.01) -> optax.GradientTransformation:
-    """AdamW (betas 0.9 and 0.999, eps 1e-8) behind a bound on the global gradient norm, for gradients in float32.
+    """AdamW (betas 0.9 and 0.999, eps 1e-8) after a bound on the global gradient norm, for float32 gradients.
 
-    The learning rate is not part of it: `update` multiplies by it, so that it stays a number. Weight decay 0.01 is
-    torch's default, and the book's; optax's own is 1e-4. Source: arXiv:1711.05101, algorithm 2.
+    The learning rate is not part of it: `update` multiplies by it, so that changing it does not compile again. Weight decay
+    0.01 is the default of torch and the book; optax's is 1e-4. Source: arXiv:1711.05101, algorithm 2.
+
+    Raises:
+      InputError: if max_grad_norm is not above 0.
     """
+    if not max_grad_norm > 0:
+        raise InputError(f"max_grad_norm is {max_grad_norm}; it must be a finite number above 0.")
     return optax.chain(bound_norm(max_grad_norm), optax.scale_by_adam(), optax.add_decayed_weights(weight_decay))
 
 
 def bound_norm(max_grad_norm: float) -> optax.GradientTransformation:
-    """Scales gradients down to a global norm of `max_grad_norm` where theirs is larger.
+    """Scales gradients down to a global norm of `max_grad_norm` if theirs is larger.
 
-    `optax.clip_by_global_norm` divides each number by the norm, for which XLA's CPU backend makes a second copy of all
-    gradients; a product with one factor it makes on the way.
+    For the divisions of `optax.clip_by_global_norm` XLA's CPU backend makes a second copy of all gradients; it fuses a
+    product with one factor.
     """
 
     def bound(grads, params):
-        factor = jnp.minimum(1.0, max_grad_norm / optax.global_norm(grads))
+        factor = max_grad_norm / jnp.maximum(optax.global_norm(grads), max_grad_norm)  # no 0 / 0 for a gradient of 0
         return jax.tree.map(lambda grad: grad * factor, grads)
 
     return optax.stateless(bound)
@@ -100,7 +136,7 @@ def bound_norm(max_grad_norm: float) -> optax.GradientTransformation:
 def init_optimizer(
     optimizer: optax.GradientTransformation, params: Params, moment_dtype: str = "float32"
 ) -> optax.OptState:
-    """The optimizer's state for these parameters; its moments are in `moment_dtype` whatever theirs is."""
+    """The optimizer state for these parameters, with moments in `moment_dtype`."""
     return optimizer.init(jax.tree.map(lambda x: x.astype(moment_dtype), params))
 
 
@@ -109,7 +145,7 @@ def score(config: QwenConfig, params: Params, batch: Batch, temperature: float |
     """Log-probs of the answers under some weights, [B, N] float32 nats; 0 outside the answers.
 
     Args:
-      temperature: logits are divided by it first; None: 1. Where the batch has `keep`, they are over the kept ids.
+      temperature: logits are divided by it first; None: 1. If the batch has `keep`, log-probs are over the kept ids.
     """
     prompts = encode_prompts(config, params, batch.prompts, batch.prompt_lens)
     return jnp.where(batch.mask > 0, _answer_logps(config, params, prompts, batch, temperature, remat=False), 0.0)
@@ -120,40 +156,40 @@ def _update(
     optimizer: optax.GradientTransformation,
     params: Params,
     opt_state: optax.OptState,
-    variant: Variant,
+    loss: Loss,
     batch: Batch,
     lr: float,
     micro_batch: int,
 ) -> tuple[Params, optax.OptState, dict[str, Array]]:
-    """One step down the variant's loss.
+    """One optimizer step on a loss.
 
-    Gradients are summed over micro-batches; each contributes its share of the whole step's loss, so their size changes
-    memory and nothing else. The new optimizer state takes the memory of the old one, which cannot be used any more.
+    Gradients are summed over micro-batches. Each contributes its share of the whole step's loss, so their size changes
+    memory and nothing else. The old optimizer state is donated and cannot be used afterwards.
 
     Args:
-      lr: learning rate, data.
-      micro_batch: sequences at a time; divides B.
+      lr: learning rate; another one does not compile again.
+      micro_batch: answers at a time; divides B.
 
     Returns:
       New params (same dtypes), new optimizer state, and scalars: loss, grad_norm (before the bound), and the loss's aux.
-      Where loss or gradient is not finite, params and state come back as they were.
+      If loss or gradient is not finite, params and state are returned unchanged.
     """
-    grads, metrics = gradients(config, params, variant, batch, micro_batch)
+    grads, metrics = gradients(config, params, loss, batch, micro_batch)
     grad_norm = optax.global_norm(grads)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
     choose = lambda new, old: jnp.where(finite, new.astype(old.dtype), old)
     updates, _ = optimizer.update(grads, opt_state, _float32(params))
     moved = jax.tree.map(lambda p, u: choose(p.astype(jnp.float32) - lr * u, p), params, updates)
-    old_state = _after(moved, opt_state, optimizer)  # now the moments, which depend on the gradient alone
+    old_state = _after(moved, opt_state, optimizer)  # the moments depend on the gradient alone
     _, new_state = optimizer.update(grads, old_state, _float32(params))
     return moved, jax.tree.map(choose, new_state, old_state), metrics | {"grad_norm": grad_norm}
 
 
 def _after(params: Params, opt_state: optax.OptState, optimizer: optax.GradientTransformation) -> optax.OptState:
-    """The same state, but nothing that is made of it can come before these params.
+    """The same state, but what is computed from it must wait for these params.
 
-    XLA makes new params and new moments of the old moments in separate loops. Left free to order them, it copies all
-    moments first, since either could overwrite what the other still reads.
+    XLA computes new params and new moments from the old moments in separate loops. If it may choose their order, it copies
+    all moments first, because either loop could overwrite what the other still reads.
     """
     wait = lambda old, p: jnp.where(jnp.isnan(p[(0,) * p.ndim]), jnp.nan, old).astype(old.dtype)
     return optax.tree.map_params(optimizer, wait, opt_state, params)
@@ -164,23 +200,23 @@ _compiled = functools.partial(
 )
 update = _compiled(donate_argnames="opt_state")
 update_in_place = _compiled(donate_argnames=("params", "opt_state"))
-"""`update`, but the new params take the memory of the old ones too, which cannot be used any more."""
+"""`update` that donates the params too."""
 
 
 def fitting_micro_batch(config: QwenConfig, batch: Batch) -> int:
-    """The largest divisor of B with which the activations of so many answers stay within ACTIVATION_BYTES, or 1."""
+    """The largest divisor of B for which the activations of so many answers stay within ACTIVATION_BYTES, or 1."""
     rows = len(batch.targets)
     fits = [n for n in range(1, rows + 1) if rows % n == 0 and activation_bytes(config, batch, n) <= ACTIVATION_BYTES]
     return max(fits, default=1)
 
 
 def gradients(
-    config: QwenConfig, params: Params, variant: Variant, batch: Batch, micro_batch: int
+    config: QwenConfig, params: Params, loss: Loss, batch: Batch, micro_batch: int
 ) -> tuple[Params, dict[str, Array]]:
-    """Gradient of the variant's loss (float32, the tree of params), with loss and aux.
+    """Gradient of a loss (float32, the tree of params), and loss and aux.
 
-    The prompts are computed once, forward and backward: each micro-batch adds to the gradient of what its answers saw of
-    them, and the sum goes back through the prompts.
+    The prompts are computed once, forward and backward: micro-batches add up the gradient of the prompts' keys, values and
+    last hidden states, and the sum is propagated through the prompts.
     """
     rows = len(batch.targets)
     remat = activation_bytes(config, batch, micro_batch) > ACTIVATION_BYTES
@@ -194,16 +230,16 @@ def gradients(
     def loss_of(part, wanted, prompts32):
         part = dataclasses.replace(part, prompts=batch.prompts, prompt_lens=batch.prompt_lens)
         seen = jax.tree.map(lambda new, old: new.astype(old.dtype), prompts32, prompts)
-        logps = _answer_logps(config, attach(wanted), seen, part, variant.numbers.get("score_temperature"), remat)
-        loss, aux = policy_loss(
-            variant, logps, part.old_logps, part.ref_logps, part.advantages, part.mask,
+        logps = _answer_logps(config, attach(wanted), seen, part, loss.numbers.get("score_temperature"), remat)
+        value, aux = policy_loss(
+            loss, logps, part.old_logps, part.ref_logps, part.advantages, part.mask,
             whole_mask=batch.mask, sampler_logps=part.sampler_logps, kl_scale=part.kl_scale,
         )  # fmt: skip
-        return loss, aux | {"loss": loss}
+        return value, aux | {"loss": value}
 
     def add_gradient(part):
-        loss, back, metrics = jax.vjp(functools.partial(loss_of, part), wanted, _float32(prompts), has_aux=True)
-        back.with_refs(grads, of_prompts)(jnp.ones_like(loss))
+        value, back, metrics = jax.vjp(functools.partial(loss_of, part), wanted, _float32(prompts), has_aux=True)
+        back.with_refs(grads, of_prompts)(jnp.ones_like(value))
         return metrics
 
     if rows == micro_batch:
@@ -224,7 +260,7 @@ def _answer_logps(
     temperature: float | None,
     remat: bool,
 ) -> Array:
-    """[B, N] log-probs of batch.targets; the head sees only the positions that predict an answer token."""
+    """[B, N] log-probs of batch.targets; logits are computed only at positions that predict an answer token."""
     (last, cache), lengths, of = prompts, batch.prompt_lens, batch.prompt_of
     there = prompt_mask(batch.prompts, lengths)
     own = lambda x, axis: x if len(lengths) == 1 else jnp.take(x, of, axis)  # answers to one prompt share its keys
@@ -239,13 +275,13 @@ def _answer_logps(
 
 
 def activation_bytes(config: QwenConfig, batch: Batch, rows: int) -> int:
-    """About what so many answers of a batch take in the backward pass: the results of all layers' products, and the
-    attention of the one layer that is at work."""
+    """About how much memory so many answers of a batch need in the backward pass: the results of all layers' matrix products,
+    and the attention of one layer."""
     itemsize = jnp.dtype(config.compute_dtype).itemsize
     length, keys = batch.targets.shape[1], batch.targets.shape[1] + batch.prompts.shape[1]
     products = 3 * config.hidden_size + 2 * config.intermediate_size
     products += (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    attention = 3 * config.num_heads * keys  # scores, their exponentials, and the gradient of either: float32
+    attention = 3 * config.num_heads * keys  # scores, their exponentials and gradients, float32
     return rows * length * (config.num_layers * products * itemsize + attention * 4)
 
 

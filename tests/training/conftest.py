@@ -8,7 +8,7 @@ from fakes import TINY, tokenizer
 
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.weights import Policy
-from grpojax.training import train
+from grpojax.training import batches, draw, train
 
 
 @pytest.fixture(scope="session")
@@ -21,11 +21,12 @@ def tiny():
 
 @pytest.fixture
 def spy(monkeypatch):
-    """Records the arguments and the result of each call of a function of the loop: `calls = spy("score")`. Arrays that the
-    call or a later one overwrites are copied."""
+    """Records arguments and result of each call of a function of the loop: `calls = spy("score")`. Arrays that the call or a
+    later one overwrites are copied."""
+    homes = {"make_rollouts": draw, "score": batches, "update_in_place": train}
 
     def watch(name):
-        function, calls = getattr(train, name), []
+        function, calls = getattr(homes[name], name), []
 
         def watched(*args, **kwargs):
             kept = jax.tree.map(_copy, args) if name == "update_in_place" else args
@@ -33,7 +34,7 @@ def spy(monkeypatch):
             calls.append((kept, jax.tree.map(_copy, result) if name == "update_in_place" else result))
             return result
 
-        monkeypatch.setattr(train, name, watched)
+        monkeypatch.setattr(homes[name], name, watched)
         return calls
 
     return watch

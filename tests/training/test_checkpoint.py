@@ -1,7 +1,9 @@
 """Checkpoints: complete or not there at all, exact to the bit, and loadable as a model."""
 
 import gc
+import os
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,7 +16,7 @@ from grpojax.qwen.sources import newest_checkpoint
 from grpojax.qwen.weights import load_policy
 from grpojax.training import checkpoint as module
 from grpojax.training.checkpoint import checkpoint_steps, load_checkpoint, prune_checkpoints, save_checkpoint
-from grpojax.training.train import TrainState, run_optimizer
+from grpojax.training.state import TrainState, run_optimizer
 
 OPTIMIZER = run_optimizer(RunConfig(model="tiny").resolved())
 
@@ -138,6 +140,22 @@ def test_a_step_is_saved_once(copied, tiny_policy):
     before = times()
     assert save_checkpoint(copied, tiny_policy, random_state(tiny_policy, 10)) == copied / "10"
     assert times() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which file a descriptor belongs to")
+def test_every_file_is_on_disk_before_the_checkpoint_has_its_name(tmp_path, tiny_policy, monkeypatch):
+    real, flushed = os.fsync, []
+
+    def fsync(descriptor):
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "sync", lambda: pytest.fail("the whole machine was flushed"))
+    saved = save_checkpoint(tmp_path, tiny_policy, random_state(tiny_policy, 3))
+    named = {Path(str(path).replace(f"3{module.PARTIAL}", "3", 1)) for path in flushed}
+    assert named >= {saved, tmp_path, *saved.rglob("*")}
+    assert flushed[-1] == tmp_path
 
 
 # --- what stays ---

@@ -9,20 +9,23 @@ import optax
 import pytest
 from fakes import FakeGrader, loop_config, whole_sequences
 
-from grpojax.errors import RunError
+from grpojax.config import RunConfig
+from grpojax.errors import InputError, RunError
 from grpojax.loss.logprobs import token_logps
 from grpojax.qwen.weights import load_policy
 from grpojax.records import METRIC_COLUMNS
 from grpojax.tasks.problems import Problem
+from grpojax.training import draw
 from grpojax.training import train as module
 from grpojax.training.checkpoint import load_checkpoint, save_checkpoint
-from grpojax.training.train import initial_state, run_optimizer, train
+from grpojax.training.state import initial_state, run_optimizer
+from grpojax.training.rollout import generate
+from grpojax.training.train import train
+from grpojax.training.update import batch_shapes, update_in_place
 
 TEMPLATE = "{problem} ="
 PROBLEMS = [Problem(text, str(i)) for i, text in enumerate(("1 + 1", "2 + 7", "3 * 5", "8 - 6", "9 + 4"))]
 CLOCKS = {"rollout_seconds", "update_seconds", "step_seconds", "tokens_per_sec"}
-
-pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def make_config(variant="clipped", **changes):
@@ -53,6 +56,14 @@ def without_clocks(record):
 
 
 # --- a generator that keeps to itself ---
+
+
+def test_a_config_is_resolved_and_a_state_made_where_none_is_given(tiny_policy, every_other_grader):
+    config = RunConfig(model="tiny", steps=1, num_rollouts=2, max_new_tokens=8, lr=1e-2)
+    ((state, record),) = train(config, tiny_policy, PROBLEMS, template=TEMPLATE, grader=every_other_grader)
+    assert (state.step, record.step, record.total_steps) == (1, 1, 1)
+    with pytest.raises(InputError, match="num_rollouts is 1"):
+        next(train(dataclasses.replace(config, num_rollouts=1), tiny_policy, PROBLEMS))
 
 
 def test_nothing_happens_before_the_first_step_is_taken(steps_of, spy):
@@ -315,10 +326,10 @@ def test_the_reference_of_the_kl_term_stays_the_starting_model(steps_of, spy, ti
 
 def test_the_format_reward_is_weighted_and_recorded(steps_of, tiny_policy, monkeypatch):
     opening, closing = tiny_policy.tokenizer.think_ids
-    sampled = module.make_rollouts
+    sampled = draw.make_rollouts
 
-    def with_thoughts(*args):
-        rollouts = sampled(*args)
+    def with_thoughts(*args, **kwargs):
+        rollouts = sampled(*args, **kwargs)
         answers = np.full_like(rollouts.answers, 9)
         answers[0, :3] = (opening, 9, closing)
         answers[1, :3] = (closing, 9, opening)
@@ -326,7 +337,7 @@ def test_the_format_reward_is_weighted_and_recorded(steps_of, tiny_policy, monke
         answers[3, 0] = opening
         return dataclasses.replace(rollouts, answers=answers, answer_lens=np.full(8, 8))
 
-    monkeypatch.setattr(module, "make_rollouts", with_thoughts)
+    monkeypatch.setattr(draw, "make_rollouts", with_thoughts)
 
     def record(**changes):
         config = make_config(variant="format", format_reward_weight=0.5, **changes)
@@ -352,7 +363,7 @@ def test_an_update_that_is_not_finite_stops_with_the_last_good_state(steps_of):
     state, _ = next(steps)
     params = jax.tree.map(jnp.copy, state.params)  # step 2 works in their memory
     message = (
-        r"^(loss|grad_norm) became (nan|inf) at step 2; that update was not made and training stopped\. Start anew"
+        r"^(loss|grad_norm) became (nan|inf) at step 2; that update was not made and training stopped\. Start again"
     )
     with pytest.raises(RunError, match=message) as caught:
         next(steps)
@@ -368,40 +379,84 @@ def test_weights_that_are_not_finite_are_named_by_the_loss(steps_of, tiny_policy
         next(steps_of(make_config(), policy=policy))
 
 
-# --- widths of the batches ---
+# --- failures in the middle of a step ---
 
 
-def widths_of(updates):
-    return [args[5].targets.shape[1] for args, _ in updates]
+@pytest.fixture
+def second_update_fails(monkeypatch):
+    """Makes the second update of a step fail: `second_update_fails(error)`; None: its loss is NaN."""
+
+    def make(error):
+        real, calls = module.update_in_place, []
+
+        def update(*args):
+            calls.append(args)
+            if len(calls) == 4 and error is not None:  # two updates a step: the second one of step 2
+                raise error
+            params, opt_state, metrics = real(*args)
+            return params, opt_state, metrics | ({"loss": jnp.float32(jnp.nan)} if len(calls) == 4 else {})
+
+        monkeypatch.setattr(module, "update_in_place", update)
+
+    return make
+
+
+@pytest.mark.parametrize("changes", [{}, {"inner_epochs": 1, "rollout_reuse": "pool", "minibatches": 2}])
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_a_failure_in_the_middle_of_a_step_keeps_the_state_before_it(steps_of, second_update_fails, changes, error):
+    second_update_fails(error)
+    steps = steps_of(make_config(**changes))
+    state, _ = next(steps)
+    before = jax.tree.map(np.array, (state.params, state.opt_state))
+    with pytest.raises(RunError if error is None else KeyboardInterrupt) as caught:
+        next(steps)
+    kept = caught.value.state
+    assert (kept.step, kept.problems_used) == (1, 2)
+    assert_same_arrays((kept.params, kept.opt_state), before)
+
+
+def test_a_state_too_large_to_keep_is_not_passed_off_as_another(steps_of, second_update_fails, monkeypatch):
+    monkeypatch.setattr(module, "BACKUP_BYTES", 0)
+    second_update_fails(None)
+    steps = steps_of(make_config())
+    state, _ = next(steps)
+    with pytest.raises(RunError) as caught:
+        next(steps)
+    assert caught.value.state is None
+    assert any(array.is_deleted() for array in jax.tree.leaves((state.params, state.opt_state)))  # so nobody can save it
+
+
+# --- shapes of the batches ---
 
 
 @pytest.mark.parametrize(
-    ("lengths", "widths"),
+    ("lengths", "budget", "shapes"),
     [
-        ([3, 20, 16, 40], [64, 64, 64, 64]),  # the second step has no use for 16, so that it is never compiled
-        ([3, 16, 17, 2], [64, 16, 64, 16]),
-        ([40, 3, 3], [64, 64, 64]),  # more than half of the budget
+        ([40, 41, 44], 48, [(48, 48)]),  # a short budget is not halved
+        ([40], 512, [(48, 256), (48, 512)]),
+        ([40] * 99 + [90], 512, [(48, 512), (96, 512)]),  # nine in ten need half of the longest
+        ([40] * 80 + [90] * 20, 512, [(96, 256), (96, 512)]),  # two in ten need it all
+        ([100] * 95 + [400] * 5, 1000, [(128, 1024), (448, 1024)]),
     ],
 )
-def test_a_run_has_two_widths_at_most_both_met_before_its_third_step(steps_of, spy, monkeypatch, lengths, widths):
-    updates, sizes = spy("update_in_place"), iter(lengths)
-    make_rollouts = module.make_rollouts
-
-    def cut(*args):  # the answers of a step are as long as the table says
-        rollouts = make_rollouts(*args)
-        return dataclasses.replace(rollouts, answer_lens=np.full_like(rollouts.answer_lens, next(sizes)))
-
-    monkeypatch.setattr(module, "make_rollouts", cut)
-    for _ in steps_of(make_config(max_new_tokens=64, inner_epochs=1, steps=len(lengths))):
-        pass
-    assert widths_of(updates) == widths
+def test_a_run_has_two_shapes_at_most(lengths, budget, shapes):
+    assert [tuple(shape) for shape in batch_shapes(lengths, budget)] == shapes
 
 
-def test_a_resumed_run_has_the_widths_of_the_unbroken_one(steps_of, tiny_policy, tmp_path):
-    config = make_config(steps=1)
-    state = dataclasses.replace(next(steps_of(config))[0], widths=(64, 16))
-    save_checkpoint(tmp_path / "checkpoints", tiny_policy, state)
-    assert load_checkpoint(tmp_path / "checkpoints", tiny_policy, run_optimizer(config)).widths == (64, 16)
+def test_prompts_of_20_to_400_tokens_compile_every_program_twice_at_most(tiny_policy, every_other_grader):
+    """As on MATH: most prompts are short, a few are long, and no two steps are alike."""
+    policy = dataclasses.replace(tiny_policy, config=dataclasses.replace(tiny_policy.config, max_position_embeddings=1024))
+    lengths = [20, 33, 47, 61, 75, 90, 104, 118, 132, 146, 160, 174, 185, 186, 187, 188, 189, 190, 191, 400]
+    texts = ["1" * (length - 2) for length in lengths]  # " =" are two more tokens
+    assert [len(policy.tokenizer.prompt_ids(f"{text} =")) for text in texts] == lengths
+    problems = [Problem(text, "1") for text in texts]
+    config = make_config("baseline", steps=10, num_rollouts=2, temperature=0.9)
+    programs = (generate, update_in_place)
+    before = [program._cache_size() for program in programs]
+    for state, record in train(config, policy, problems, None, TEMPLATE, every_other_grader):
+        assert np.isfinite(record.metrics["loss"])
+    assert state.step == 10
+    assert [program._cache_size() - count for program, count in zip(programs, before, strict=True)] == [2, 2]
 
 
 def test_all_batches_are_made_before_the_old_policy_goes(steps_of):

@@ -12,17 +12,16 @@ from grpojax import VARIANTS
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import token_logps, unpack_keep
 from grpojax.tasks.problems import Problem
-from grpojax.training import train as module
+from grpojax.training import draw
 from grpojax.training.checkpoint import load_checkpoint, save_checkpoint
 from grpojax.training.rollout import concat_rollouts, make_rollouts
 from grpojax.training.sampling import keep_likely, make_sampler
-from grpojax.training.train import initial_state, run_optimizer, run_variant, train
+from grpojax.training.state import initial_state, run_optimizer, run_variant
+from grpojax.training.train import train
 from grpojax.training.update import make_batch, score
 
 TEMPLATE = "{problem} ="
 PROBLEMS = [Problem(text, str(i)) for i, text in enumerate(("1 + 1", "2 + 7", "3 * 5", "8 - 6", "9 + 4", "7 * 7", "5 + 5"))]
-
-pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def make_config(variant="grpo", **changes):
@@ -76,8 +75,8 @@ def test_every_variant_raises_the_probability_of_a_rewarded_token(name, tiny_pol
         prompt = jnp.array([tiny_policy.tokenizer.prompt_ids("1 + 1 =", True)])
         return float(jax.nn.softmax(tiny_policy.apply(params, prompt)[0, -1])[half:].sum())
 
-    monkeypatch.setattr(module, "grade_answers", graded)
-    monkeypatch.setattr(module, "score_answers", rewarded)
+    monkeypatch.setattr(draw, "grade_answers", graded)
+    monkeypatch.setattr(draw, "score_answers", rewarded)
     config = make_config(variant=name, steps=4, prompts_per_step=1, num_rollouts=16, max_new_tokens=1, kl_coeff=0.0)
     state = initial_state(config, tiny_policy.params)
     before = probability(tiny_policy.params)
@@ -181,7 +180,7 @@ def test_a_draw_that_fails_leaves_the_state_as_it_was(tiny_policy, monkeypatch):
             raise InputError("the second epoch of the second step")
         return {name: [float(i % 2) for i in range(len(answers))] for name in names}
 
-    monkeypatch.setattr(module, "score_answers", failing)
+    monkeypatch.setattr(draw, "score_answers", failing)
     config = make_config(variant="clipped")
     steps = train(config, tiny_policy, PROBLEMS, initial_state(config, tiny_policy.params), TEMPLATE, Verdicts(always))
     state, _ = next(steps)
@@ -274,8 +273,8 @@ def test_a_domain_may_do_without_the_kl_term(steps_of, spy):
     updates = spy("update_in_place")
     next(steps_of(make_config(kl_domains="math=0,code=2"), problems=problems))
     assert batches(updates)[0].kl_scale.tolist() == [0.0] * 4 + [2.0] * 4
-    assert "kl_coeff" in run_variant(make_config(kl_domains="math=0"), problems).numbers
-    assert "kl_coeff" not in run_variant(make_config(kl_domains="math=0"), PROBLEMS).numbers
+    assert "kl_coeff" in run_variant(make_config(kl_domains="math=0"), problems).loss.numbers
+    assert "kl_coeff" not in run_variant(make_config(kl_domains="math=0"), PROBLEMS).loss.numbers
 
 
 def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_policy, tmp_path):
@@ -297,8 +296,8 @@ def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_po
 
 
 def test_truncated_answers_can_be_left_out(steps_of, spy, monkeypatch):
-    updates, truncated, sampled = spy("update_in_place"), np.array([True, False] * 4), module.make_rollouts
-    monkeypatch.setattr(module, "make_rollouts", lambda *args: dataclasses.replace(sampled(*args), truncated=truncated))
+    updates, truncated, sampled = spy("update_in_place"), np.array([True, False] * 4), draw.make_rollouts
+    monkeypatch.setattr(draw, "make_rollouts", lambda *args, **kwargs: dataclasses.replace(sampled(*args, **kwargs), truncated=truncated))
     _, record = next(steps_of(make_config(mask_truncated=True)))
     lengths = np.array([sample.length for sample in record.samples])
     np.testing.assert_array_equal(batches(updates)[0].mask.sum(axis=1), np.where(truncated, 0, lengths))
@@ -311,7 +310,7 @@ def test_an_answer_on_which_all_rewards_abstain_takes_no_part(steps_of, monkeypa
     def abstaining(answers, names, **_):
         return {"correct": [1.0, 0.0, float("nan"), 0.0] * (len(answers) // 4)}
 
-    monkeypatch.setattr(module, "score_answers", abstaining)
+    monkeypatch.setattr(draw, "score_answers", abstaining)
     _, record = next(steps_of(make_config()))
     # 1, 0, 0: mean 1/3, std 1/sqrt(3), so 2/3 / 0.57745 and -1/3 / 0.57745
     expected = [1.154501, -0.577250, 0.0, -0.577250]

@@ -82,9 +82,9 @@ def batch():
     return dataclasses.replace(batch, old_logps=old, ref_logps=ref)
 
 
-def step(params, batch, variant=KL, lr=1e-2, micro_batch=4, state=None):
+def step(params, batch, loss=KL.loss, lr=1e-2, micro_batch=4, state=None):
     state = init_optimizer(OPTIMIZER, params) if state is None else state
-    return update(FLAT, OPTIMIZER, params, state, variant, batch, lr, micro_batch)
+    return update(FLAT, OPTIMIZER, params, state, loss, batch, lr, micro_batch)
 
 
 def assert_equal_trees(got, want):
@@ -216,7 +216,7 @@ class TestUpdate:
         step(params, batch), score(FLAT, params, batch)
         before = update._cache_size(), score._cache_size()
         step(params, batch, lr=0.5)
-        step(params, batch, get_variant("kl", clip_low=0.1, clip_high=0.7, kl_coeff=2.0))
+        step(params, batch, get_variant("kl", clip_low=0.1, clip_high=0.7, kl_coeff=2.0).loss)
         step(random_params(FLAT, 5), dataclasses.replace(batch, advantages=-batch.advantages))
         score(FLAT, random_params(FLAT, 5), batch)
         assert (update._cache_size(), score._cache_size()) == before
@@ -225,7 +225,7 @@ class TestUpdate:
         """Those of float32 weights of the same values, not rounded, for one micro-batch and for the sum of four."""
         half = random_params(TINY, dtype=jnp.bfloat16)
         whole = jax.tree.map(lambda x: x.astype(jnp.float32), half)
-        gradient = jax.jit(lambda params, batch, size: gradients(TINY, params, KL, batch, size)[0], static_argnums=2)
+        gradient = jax.jit(lambda params, batch, size: gradients(TINY, params, KL.loss, batch, size)[0], static_argnums=2)
         want = gradient(whole, batch, 4)
         for size in (4, 1):
             got = gradient(half, batch, size)
@@ -235,7 +235,7 @@ class TestUpdate:
         params = random_params(TINY)
 
         def traced(params):
-            return gradients(TINY, params, KL, batch, 4)[0]
+            return gradients(TINY, params, KL.loss, batch, 4)[0]
 
         def products():
             return str(jax.make_jaxpr(lambda p: traced(p))(params)).count("dot_general")
@@ -260,9 +260,9 @@ def test_a_shared_prompt_equals_a_prompt_of_its_own_for_each_answer(prompts, mic
     old = np.asarray(score(TINY, params, shared))
     np.testing.assert_allclose(old, score(TINY, params, alone), atol=1e-5)
     shared, alone = (dataclasses.replace(batch, old_logps=old) for batch in (shared, alone))
-    variant = get_variant("clipped")
-    got, metrics = jax.jit(gradients, static_argnums=(0, 4))(TINY, params, variant, shared, micro_batch)
-    want, plain = jax.jit(gradients, static_argnums=(0, 4))(TINY, params, variant, alone, 8)
+    loss = get_variant("clipped").loss
+    got, metrics = jax.jit(gradients, static_argnums=(0, 4))(TINY, params, loss, shared, micro_batch)
+    want, plain = jax.jit(gradients, static_argnums=(0, 4))(TINY, params, loss, alone, 8)
     np.testing.assert_allclose(metrics["loss"], plain["loss"], atol=1e-5)
     scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))
     assert scale > 0.1
@@ -325,14 +325,14 @@ def test_a_rewarded_token_becomes_likelier(name):
     start = random_params(FLAT)
     policy = Policy(FLAT, start, SimpleNamespace(stop_ids=(0,), size=12))
     params, state = start, init_optimizer(OPTIMIZER, start)
-    for number in range(20 // variant.inner_epochs):
+    for number in range(20 // variant.recipe.inner_epochs):
         rollouts = make_rollouts(policy, params, [[5]], jax.random.key(number), make_sampler(1.0), 8, 4)
         rewards = (rollouts.answers == REWARDED).sum(axis=1) / rollouts.answer_lens
         batch = make_batch(rollouts, np.asarray(group_advantages(rewards[None])))
-        if "kl_coeff" in variant.numbers:
+        if "kl_coeff" in variant.loss.numbers:
             batch = dataclasses.replace(batch, ref_logps=np.asarray(score(FLAT, start, batch)))
-        for _ in range(variant.inner_epochs):
-            params, state, metrics = update(FLAT, OPTIMIZER, params, state, variant, batch, 0.03, 8)
+        for _ in range(variant.recipe.inner_epochs):
+            params, state, metrics = update(FLAT, OPTIMIZER, params, state, variant.loss, batch, 0.03, 8)
             assert np.isfinite(metrics["loss"])
 
     def probability(params):

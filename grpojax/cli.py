@@ -1,4 +1,4 @@
-"""The commands beside training: one thin function each."""
+"""The commands other than training, one thin function each."""
 
 import argparse
 import hashlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpojax.errors import InputError
-from grpojax.flags import Parser, add_fields, exit_code, fields_of
+from grpojax.flags import Parser, add_settings, exit_code, typed_settings
 
 if TYPE_CHECKING:
     from grpojax.qwen.weights import Policy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from grpojax.training.sampling import Sampler
 
 PROGRESS_SECONDS = 10.0
-"""How often a long evaluation says how far it is."""
+"""How often a long evaluation reports its progress."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,28 +44,28 @@ def _parser() -> Parser:
     sub = commands.choices["train"]
     from grpojax.config import RunConfig
 
-    add_fields(sub, RunConfig)
+    add_settings(sub, RunConfig)
 
     sub = command("eval", _eval, "accuracy of a model or checkpoint, or two evaluations compared")
     _add_model(sub)
     sub.add_argument("--dataset", default="arithmetic", help="arithmetic, gsm8k, math500, or a .json/.jsonl file")
-    sub.add_argument("--limit", type=int, help="evaluate the first so many problems (default: all)")
-    sub.add_argument("--max-new-tokens", type=int, help="most tokens of an answer (default: 512, or what the context leaves)")
-    sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks where the problem goes")
-    sub.add_argument("--samples", type=int, default=1, help="answers to a problem, for pass@k and a vote (default: 1)")
+    sub.add_argument("--limit", type=int, help="evaluate only the first so many problems (default: all)")
+    sub.add_argument("--max-new-tokens", type=int, help="token budget of an answer (default: 512, or what the context leaves)")
+    sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks the place of the problem")
+    sub.add_argument("--samples", type=int, default=1, help="answers per problem, for pass@k and a majority vote (default: 1)")
     sub.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     sub.add_argument("--top-p", type=float, default=1.0, help="1 keeps every token (default)")
     sub.add_argument("--top-k", type=int, default=0, help="0 keeps every token (default)")
     sub.add_argument("--seed", type=int, default=42, help="decides the samples (default: 42)")
     sub.add_argument(
         "--extract", choices=("boxed", "boxed-or-last-number"), default="boxed",
-        help="what counts: the last box, as in training (default), or without one the last number; both are printed",
+        help="which answer counts: the last box, as in training (default), or the last number if there is no box; both are printed",
     )  # fmt: skip
     sub.add_argument("--grader", default="grpojax", help="who compares answers: grpojax, book, math-verify (default: grpojax)")
-    sub.add_argument("--batch-size", type=int, help="answers decoded together, which changes none (default: what fits)")
+    sub.add_argument("--batch-size", type=int, help="answers decoded together; changes speed and memory only (default: what fits)")
     sub.add_argument(
         "--out", metavar="FILE.jsonl",
-        help="file for one row per problem, written as it is finished; the same command goes on after an interruption",
+        help="file for one row per problem, written when it is finished; after an interruption the same command continues",
     )  # fmt: skip
     sub.add_argument(
         "--compare", nargs=2, metavar=("A.jsonl", "B.jsonl"),
@@ -74,15 +74,15 @@ def _parser() -> Parser:
 
     sub = command("sample", _sample, "answer a question with a model or checkpoint")
     _add_model(sub)
-    sub.add_argument("question", help="the question, as a user would write it")
-    sub.add_argument("--raw", action="store_true", help="give the question to the model as it is, without the prompt around it")
-    sub.add_argument("--max-new-tokens", type=int, help="most tokens of an answer (default: 512, or what the context leaves)")
+    sub.add_argument("question", help="the question")
+    sub.add_argument("--raw", action="store_true", help="use the question itself as the prompt, without the template")
+    sub.add_argument("--max-new-tokens", type=int, help="token budget of an answer (default: 512, or what the context leaves)")
     sub.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     sub.add_argument("--top-p", type=float, default=1.0, help="1 keeps every token")
     sub.add_argument("--top-k", type=int, default=0, help="0 keeps every token")
     sub.add_argument("--count", type=int, default=1, help="how many answers")
     sub.add_argument("--seed", type=int, default=42, help="decides the samples")
-    sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks where the problem goes")
+    sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks the place of the problem")
 
     sub = command("plot", _plot, "draw the chapter's figures from run folders or metrics files")
     sub.add_argument("runs", nargs="+", metavar="RUN", help="run folders or metrics.csv files")
@@ -96,10 +96,10 @@ def _parser() -> Parser:
     _add_model(sub)
     sub.add_argument("out", help="folder to write")
 
-    sub = command("convert", _convert, "turn a checkpoint into an Orbax one that loads faster, or back")
+    sub = command("convert", _convert, "turn a checkpoint into an Orbax one, which loads faster, or back")
     sub.add_argument("source", help="folder, hub name, or .pth file of the book")
     sub.add_argument("out", help="folder to write")
-    sub.add_argument("--to", choices=("orbax", "huggingface"), default="orbax", help="the form to write")
+    sub.add_argument("--to", choices=("orbax", "huggingface"), default="orbax", help="the format to write")
     return parser
 
 
@@ -109,11 +109,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="embedded model, folder, hub name, a run folder (its newest checkpoint), or one of its checkpoints/STEP",
     )  # fmt: skip
     parser.add_argument(
-        "--tokenizer-kind", choices=("base", "reasoning"), help="plain prompts, or chat turns (default: what the checkpoint's end ids say)"
+        "--tokenizer-kind", choices=("base", "reasoning"), help="plain prompts, or chat turns (default: by the checkpoint's stop ids)"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the weights")
     parser.add_argument(
-        "--thinking", action=argparse.BooleanOptionalAction, default=True, help="chat prompt of reasoning models: let the model think"
+        "--thinking", action=argparse.BooleanOptionalAction, default=True, help="let a reasoning model think; if off, its prompt closes an empty think block"
     )
 
 
@@ -121,7 +121,7 @@ def _train(args: argparse.Namespace) -> int:
     from grpojax.config import RunConfig
     from grpojax.runner import run
 
-    return run(*fields_of(RunConfig, args))
+    return run(*typed_settings(RunConfig, args))
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -131,9 +131,9 @@ def _eval(args: argparse.Namespace) -> None:
         print(format_comparison(*args.compare, extract=args.extract))
         return
 
-    from grpojax.config import check_seed
     from grpojax.qwen.sources import model_files
-    from grpojax.runner import EVAL_SEED, prepare_process, open_policy
+    from grpojax.inputs import EVAL_SEED, open_policy
+    from grpojax.process import prepare_process
     from grpojax.tasks.grading import Grader
     from grpojax.tasks.problems import load_problems
     from grpojax.tasks.prompts import render_prompt
@@ -144,7 +144,7 @@ def _eval(args: argparse.Namespace) -> None:
     _check_at_least_1("samples", args.samples)
     if args.batch_size is not None:
         _check_at_least_1("batch_size", args.batch_size)
-    check_seed(args.seed)
+    _check_seed(args.seed)
     sampler, grader = _eval_sampler(args), Grader(args.grader)
     problems = load_problems(args.dataset, "eval", seed=EVAL_SEED, limit=args.limit)
     template, source = _template(args), model_files(args.model)
@@ -158,7 +158,7 @@ def _eval(args: argparse.Namespace) -> None:
         rows = open_results(args.out, settings | {"template": template})
     print(_eval_title(args, len(problems), budget), flush=True)
     if rows:
-        print(f"{len(rows)} of them are in {args.out} already", flush=True)
+        print(f"{len(rows)} of them are already in {args.out}", flush=True)
     start = time.perf_counter()
     answers = answer_problems(
         policy, policy.params, problems,
@@ -168,12 +168,12 @@ def _eval(args: argparse.Namespace) -> None:
     _collect(answers, rows, args.out, len(problems))
     print(format_report(rows, args.extract))
     if grader.timeouts:
-        print(f"{grader.timeouts} answers were given up at a limit of time, memory or size; they count as wrong")
+        print(f"{grader.timeouts} answers hit a limit of time, memory or size when they were graded; they count as wrong")
     print(f"{time.perf_counter() - start:.1f} s")
 
 
 def _collect(answers: Iterator[dict[str, Any]], rows: list[dict[str, Any]], out: str | None, count: int) -> None:
-    """Adds the rows as they come, also to the file; says now and then how far it is."""
+    """Appends the rows to the list and the file as they come, and reports progress."""
     from grpojax.reporting.evaluation import append_result, finish_results
 
     start = shown = time.perf_counter()
@@ -189,7 +189,7 @@ def _collect(answers: Iterator[dict[str, Any]], rows: list[dict[str, Any]], out:
             finish_results(out)
     except KeyboardInterrupt:
         if out:
-            print(f"{len(rows)} of {count} problems are in {out}; the same command goes on", file=sys.stderr)
+            print(f"{len(rows)} of {count} problems are in {out}; the same command continues", file=sys.stderr)
         raise
 
 
@@ -205,7 +205,7 @@ def _eval_sampler(args: argparse.Namespace) -> "Sampler":
 
 
 def _eval_settings(args: argparse.Namespace, policy: "Policy", problems: "list[Problem]") -> dict[str, Any]:
-    """What decides the rows of an evaluation, beside model, prompt and budget: rows of one file agree in it."""
+    """Settings that decide the rows of an evaluation, besides model, prompt and budget: the same for all rows of a file."""
     from grpojax import __version__
 
     asked = json.dumps([(problem.text, problem.answer) for problem in problems])
@@ -234,21 +234,21 @@ def _eval_title(args: argparse.Namespace, count: int, budget: int) -> str:
         off = {"top-p": 1, "top-k": 0}
         words = ", ".join(f"{name} {number}" for name, number in numbers.items() if number != off.get(name))
         how = f"{args.samples} answer{'s' * (args.samples != 1)} ({words})"
-    return f"{args.model} on {args.dataset}: {count} problems, {how} of up to {budget} tokens to each"
+    return f"{args.model} on {args.dataset}: {count} problems, {how} of up to {budget} tokens for each"
 
 
 def _sample(args: argparse.Namespace) -> None:
     import jax
 
-    from grpojax.config import check_seed
-    from grpojax.runner import prepare_process, open_policy
+    from grpojax.inputs import open_policy
+    from grpojax.process import prepare_process
     from grpojax.tasks.prompts import render_prompt
     from grpojax.training.rollout import make_rollouts
     from grpojax.training.sampling import make_sampler
 
     prepare_process()
     _check_at_least_1("count", args.count)
-    check_seed(args.seed)
+    _check_seed(args.seed)
     if not args.question:
         raise InputError("the question is empty; write it between quotes.")
     sampler = make_sampler(args.temperature, args.top_p, args.top_k)
@@ -279,8 +279,8 @@ def _variants(args: argparse.Namespace) -> None:
     if args.explain:
         print(explain(get_variant(args.explain)))
     else:
-        for row in VARIANTS.values():
-            print(f"{row.name:18s} {row.summary}  [{row.source}]")
+        for name, row in VARIANTS.items():
+            print(f"{name:18s} {row.recipe.summary}  [{row.recipe.source}]")
 
 
 def _export(args: argparse.Namespace) -> None:
@@ -304,7 +304,7 @@ def _template(args: argparse.Namespace) -> str:
 
 
 def _budget(args: argparse.Namespace, policy: "Policy", prompts: list[list[int]]) -> int:
-    """The tokens an answer may have: as asked, or 512 where the model's context leaves so many."""
+    """The token budget of an answer: as given, or 512, or what the model's context leaves."""
     if args.max_new_tokens is not None:
         _check_at_least_1("max_new_tokens", args.max_new_tokens)
         return args.max_new_tokens
@@ -313,4 +313,11 @@ def _budget(args: argparse.Namespace, policy: "Policy", prompts: list[list[int]]
 
 def _check_at_least_1(name: str, value: int) -> None:
     if value < 1:
-        raise InputError(f"{name} is {value}; it must be 1 or more.")
+        raise InputError(f"{name} is {value}; it must be a whole number, 1 or more.")
+
+
+def _check_seed(seed: int) -> None:
+    from grpojax.config import RunConfig
+    from grpojax.settings import check_setting, settings_of
+
+    check_setting(settings_of(RunConfig)["seed"], seed)

@@ -1,16 +1,12 @@
 """A training run from flags to run folder: load, train, evaluate, save, show."""
 
-import ctypes
 import dataclasses
 import importlib.metadata
-import importlib.util
 import json
-import os
 import platform
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,26 +18,23 @@ import jax
 from grpojax.config import RunConfig
 from grpojax.describe import notices
 from grpojax.errors import InputError
+from grpojax.inputs import Inputs, read_inputs
 from grpojax.loss.objectives import clip_first_printing
-from grpojax.qwen.weights import Policy, load_policy
+from grpojax.process import prepare_process
 from grpojax.records import Evaluation, StepRecord, reward_column
 from grpojax.reporting.metrics import read_evaluations
 from grpojax.reporting.plots import plot_runs
 from grpojax.reporting.progress import Display, progress_display
 from grpojax.reporting.runlog import RunLog
 from grpojax.tasks.grading import Grader
-from grpojax.tasks.problems import Problem, cache_folder, load_problems
-from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template, render_prompt
-from grpojax.tasks.rewards import reward_function
+from grpojax.tasks.problems import has_eval_split
 from grpojax.training import stream
 from grpojax.training.checkpoint import checkpoint_steps, load_checkpoint, prune_checkpoints, save_checkpoint
 from grpojax.training.evaluate import evaluate
-from grpojax.training.rollout import check_context, generate
-from grpojax.training.train import TrainState, initial_state, run_optimizer, run_variant, train
+from grpojax.training.rollout import generate
+from grpojax.training.state import TrainState, initial_state, run_optimizer, run_variant
+from grpojax.training.train import train
 from grpojax.training.update import score, update_in_place
-
-EVAL_SEED = 0
-"""Generated evaluation problems are the same in every run, so that accuracies can be compared."""
 
 PROGRAMS = {
     "generate": generate, "score": score, "update": update_in_place, "admit": stream.admit, "decode": stream.decode,
@@ -49,57 +42,48 @@ PROGRAMS = {
 """The compiled programs of a run; the last two are those of an evaluation."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Inputs:
-    """Everything a run reads before it writes anything."""
-
-    policy: Policy
-    problems: list[Problem]
-    eval_problems: list[Problem]
-    template: str
-
-
 @dataclasses.dataclass
 class _Current:
-    """The state the run has reached. It is held here alone, so that the weights of no earlier step stay in memory."""
+    """Holds the only reference to the run's state, so that weights of earlier steps do not stay in memory."""
 
     state: TrainState
 
 
 @dataclasses.dataclass
 class _Stop:
-    """Set by Ctrl-C or SIGTERM; the step under way is finished first."""
+    """The signal that asked the run to stop after the step under way, Ctrl-C or SIGTERM."""
 
     signal: int | None = None
 
 
 def run(config: RunConfig, typed: set[str] | None = None) -> int:
-    """Trains, and leaves a run folder. Returns the exit code: 0, or 128 + n when signal n stopped the run.
+    """Trains and writes a run folder. Returns the exit code: 0, or 128 + n if signal n stopped the run.
 
     Args:
       config: the settings.
-      typed: names of those the user gave, which a resumed run must agree with; None: those that are not the defaults.
+      typed: names of the settings the user gave, which must agree with those of a resumed run; None: those that differ
+        from their defaults.
 
     Raises:
-      InputError: before anything was written, if a setting or an input cannot be used.
-      RunError: if training cannot go on; the last good state is saved first.
+      InputError: before anything is written, if a setting or an input cannot be used.
+      RunError: if training cannot continue; the last good state is saved first.
     """
     prepare_process()
-    config = _settings_of_run(config, typed) if config.resume else config.resolved()
+    config, recorded = _recorded_settings(config, typed) if config.resume else (config.resolved(), None)
     folder = Path(config.out or _default_out(config))
     grader = Grader(config.grader)
-    inputs = _read_inputs(config)
+    inputs = read_inputs(config, recorded)
     if config.resume:
         current = _Current(load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config), config.moment_dtype))
         if current.state.step >= config.steps:
             raise InputError(f"{folder} has done all its {config.steps} steps; give a larger --steps to go on.")
         log = RunLog.resume(folder, current.state.step)
-        log.settings(_run_record(config))
+        log.settings(_run_record(config, inputs))
     else:
         current = _Current(initial_state(config, inputs.policy.params))
-        columns = tuple(reward_column(name) for name in config.make_variant().rewards)
-        log = RunLog.create(folder, _run_record(config), more_columns=columns)
-    if "kl_coeff" not in run_variant(config, inputs.problems).numbers:  # only a KL term compares with the starting weights
+        columns = tuple(reward_column(name) for name in config.make_variant().recipe.rewards)
+        log = RunLog.create(folder, _run_record(config, inputs), more_columns=columns)
+    if "kl_coeff" not in run_variant(config, inputs.problems).loss.numbers:  # only a KL term needs the starting weights
         inputs = dataclasses.replace(inputs, policy=dataclasses.replace(inputs.policy, params={}))
     start, first_step = time.perf_counter(), current.state.step
     with _stop_signals() as stop, progress_display(config.steps, first_step) as display:
@@ -112,88 +96,26 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
         elif config.eval_on_checkpoint:
             evaluation = _evaluate(config, inputs, current.state, grader)
             log.evaluation(evaluation)
-            display.message(_accuracy_line("before training", evaluation))
+            display.message(_accuracy_line(inputs, evaluation))
         _train(config, inputs, current, grader, log, display, stop)
         outcome = _outcome(config, folder, current.state, time.perf_counter() - start, grader)
         log.summary(outcome)
         if current.state.step > first_step:
             plot_runs([folder], folder / "plots")
-        for line in _closing_lines(outcome, folder, stop):
+        for line in _closing_lines(outcome, inputs, folder, stop):
             display.message(line)
     return 0 if stop.signal is None or current.state.step == config.steps else 128 + stop.signal
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of mallopt(3)
-
-
-def prepare_process() -> None:
-    """Makes programs compile in less time, keeps them on disk, so that only the first run on a machine waits for them, and
-    keeps freed memory for reuse. Before the first use of a device.
-    """
-    keep_freed_memory()
-    compile_quickly()
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc, where it is the library, keep what is freed for the next request.
-
-    A program's temporary memory, gigabytes of it, is asked for at each call and given back after it. By default glibc gets it
-    from the system anew each time, page by page: half of the seconds of an update at Qwen3-0.6B's size.
-    """
-    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_MAX, 0)
-        libc.mallopt(_M_TRIM_THRESHOLD, -1)
-        libc.mallopt(_M_ARENA_MAX, 1)
-
-
-def compile_quickly() -> None:
-    """Sets flags with which XLA's CPU backend compiles our programs in two thirds of the time, to code of the same speed:
-    their products are library calls. Before the first use of a device.
-
-    What they do on an accelerator was not measured, so they are set where there is the processor alone. A flag that XLA
-    does not know ends the process, so the one that may go is set for the versions that have it.
-    """
-    if not _processor_alone():
-        return
-    quick = {"xla_backend_optimization_level": "1"}
-    if importlib.metadata.version("jaxlib").startswith("0.10."):
-        quick["xla_cpu_use_fusion_emitters"] = "false"
-    flags = os.environ.get("XLA_FLAGS", "")
-    new = [f"--{name}={value}" for name, value in quick.items() if name not in flags]
-    os.environ["XLA_FLAGS"] = " ".join([flags, *new]).strip()
-
-
-def _processor_alone() -> bool:
-    """Whether JAX can only find the processor: asked for nothing else, or installed with nothing else."""
-    plugins = importlib.metadata.entry_points(group="jax_plugins") or importlib.util.find_spec("libtpu")
-    return jax.config.jax_platforms == "cpu" or not plugins
-
-
-def open_policy(model: str, param_dtype: str = "float32", compute_dtype: str | None = None, **options: Any) -> Policy:
-    """load_policy with the compute dtype that suits the device: float32 on CPU, bfloat16 elsewhere.
-
-    Raises:
-      InputError: also if the model comes without a tokenizer.
-    """
-    compute_dtype = compute_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    policy = load_policy(model, dtype=param_dtype, compute_dtype=compute_dtype, **options)
-    if policy.tokenizer is None:
-        raise InputError(f"{model} comes without tokenizer.json; put the checkpoint's own beside its weights.")
-    return policy
-
-
 def _train(
-    config: RunConfig, inputs: _Inputs, current: _Current, grader: Grader, log: RunLog, display: Display, stop: _Stop
+    config: RunConfig, inputs: Inputs, current: _Current, grader: Grader, log: RunLog, display: Display, stop: _Stop
 ) -> None:
-    """The loop with its checkpoints. On any error the last complete state is saved before the error goes on."""
+    """The loop with its checkpoints. On any error the last complete state is saved before the error is raised again."""
     checkpoints = log.folder / "checkpoints"
 
     def save(reached: TrainState) -> Path:
         path = save_checkpoint(checkpoints, inputs.policy, reached)
-        saved = checkpoint_steps(checkpoints)  # the untrained model has an accuracy too, but no checkpoint
+        saved = checkpoint_steps(checkpoints)  # step 0 has an accuracy but no checkpoint
         accuracies = {step: accuracy for step, accuracy in read_evaluations(log.folder) if step in saved}
         prune_checkpoints(checkpoints, config.keep_checkpoints, max(accuracies, key=accuracies.get, default=None))
         return path
@@ -205,7 +127,7 @@ def _train(
             if last or (config.checkpoint_every and current.state.step % config.checkpoint_every == 0):
                 if config.eval_on_checkpoint and stop.signal is None:
                     record = _with_evaluation(record, _evaluate(config, inputs, current.state, grader))
-                log.append(record)  # before the checkpoint: a row without checkpoint is made again, the reverse is lost
+                log.append(record)  # before the checkpoint: a resumed run repeats a row without checkpoint, but misses the reverse
                 record = dataclasses.replace(record, checkpoint=str(save(current.state)))
             else:
                 log.append(record)
@@ -219,10 +141,10 @@ def _train(
         raise
 
 
-def _evaluate(config: RunConfig, inputs: _Inputs, state: TrainState, grader: Grader) -> Evaluation:
+def _evaluate(config: RunConfig, inputs: Inputs, state: TrainState, grader: Grader) -> Evaluation:
     return evaluate(
         inputs.policy, state.params, inputs.eval_problems,
-        dataset=_eval_dataset(config), step=state.step, max_new_tokens=config.max_new_tokens,
+        dataset=config.eval_dataset or config.dataset, step=state.step, max_new_tokens=config.max_new_tokens,
         template=inputs.template, thinking=config.thinking, grader=grader,
     )  # fmt: skip
 
@@ -230,35 +152,6 @@ def _evaluate(config: RunConfig, inputs: _Inputs, state: TrainState, grader: Gra
 def _with_evaluation(record: StepRecord, evaluation: Evaluation) -> StepRecord:
     metrics = record.metrics | {"eval_acc": evaluation.accuracy}
     return dataclasses.replace(record, metrics=metrics, evaluation=evaluation)
-
-
-def _read_inputs(config: RunConfig) -> _Inputs:
-    variant = config.make_variant()
-    template = load_template(config.prompt_template) if config.prompt_template else DEFAULT_TEMPLATE
-    problems = load_problems(config.dataset, "train", seed=config.seed)
-    eval_problems = []
-    if config.eval_on_checkpoint:
-        eval_problems = load_problems(_eval_dataset(config), "eval", seed=EVAL_SEED, limit=config.eval_on_checkpoint)
-    policy = open_policy(
-        config.model, config.param_dtype, config.compute_dtype, kind=config.tokenizer_kind, untie=config.untie_head
-    )
-    for name in variant.rewards:
-        reward_function(name)
-    if "format" in variant.rewards and policy.tokenizer.think_ids is None:
-        raise InputError(
-            f"{config.model} has no <think> tokens, so its answers cannot earn the format reward; choose a reasoning "
-            "model, or --format-reward-weight 0."
-        )
-    used = problems[: config.steps * config.prompts_per_step * max(1, variant.dynamic_sampling)]
-    lengths = [
-        len(policy.tokenizer.prompt_ids(render_prompt(p.text, template), config.thinking)) for p in used + eval_problems
-    ]
-    check_context(policy, max(lengths), config.max_new_tokens)
-    return _Inputs(policy, problems, eval_problems, template)
-
-
-def _eval_dataset(config: RunConfig) -> str:
-    return config.eval_dataset or config.dataset
 
 
 def _default_out(config: RunConfig) -> str:
@@ -269,39 +162,51 @@ def _default_out(config: RunConfig) -> str:
 _MAY_CHANGE = ("out", "resume", "steps", "checkpoint_every", "keep_checkpoints")
 
 
-def _settings_of_run(given: RunConfig, typed: set[str] | None) -> RunConfig:
-    """The settings a run folder was made with; only how long to go on and what to keep may be given anew."""
+def _recorded_settings(given: RunConfig, typed: set[str] | None) -> tuple[RunConfig, dict[str, Any] | None]:
+    """The settings of the run to resume, and the record of its inputs (None: an earlier version kept none).
+
+    Only settings that say how long to train and what to keep may be given again.
+    """
     if given.out is None:
         raise InputError("--resume needs --out, the folder of the run to continue.")
     path = Path(given.out) / "config.json"
     try:
-        recorded = RunConfig(**json.loads(path.read_text())["config"])
+        record = json.loads(path.read_text("utf-8"))
+        recorded = RunConfig(**record["config"])
     except FileNotFoundError:
         raise InputError(f"{given.out} holds no run to resume (no config.json); check --out.") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read as the settings of a run ({error}); start anew with another --out.") from None
+        raise InputError(f"{path} does not hold the settings of a run ({error}); start a new run with another --out.") from None
     if typed is None:
         default = RunConfig()
         typed = {f.name for f in dataclasses.fields(RunConfig) if getattr(given, f.name) != getattr(default, f.name)}
     for name in sorted(typed - set(_MAY_CHANGE)):
-        value, then = getattr(given, name), getattr(recorded, name)
-        if value != then:
+        value, before = getattr(given, name), getattr(recorded, name)
+        if value != before:
             raise InputError(
-                f"--{name.replace('_', '-')} is {value}, but the run in {given.out} was made with {then}; leave the flag out, "
-                "or start anew with another --out."
+                f"--{name.replace('_', '-')} is {value}, but the run in {given.out} was made with {before}; leave the flag out, "
+                "or start a new run with another --out."
             )
-    return dataclasses.replace(recorded, **{name: getattr(given, name) for name in typed & set(_MAY_CHANGE)}).resolved()
+    config = dataclasses.replace(recorded, **{name: getattr(given, name) for name in typed & set(_MAY_CHANGE)}).resolved()
+    inputs = record.get("inputs")
+    if inputs is None and config.eval_on_checkpoint and not (config.eval_dataset or has_eval_split(config.dataset)):
+        raise InputError(
+            f"the run in {given.out} was made by an earlier version, which evaluated {config.dataset} on its training problems; "
+            "start a new run with another --out."
+        )
+    return config, inputs
 
 
-def _run_record(config: RunConfig) -> dict[str, Any]:
-    """What config.json holds: the settings, and what they ran on (a resumed run: what it goes on with)."""
+def _run_record(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+    """What config.json holds: settings, inputs, versions and device, of a resumed run those it was resumed with."""
     packages = ("grpojax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "sympy")
-    device = jax.devices()[0]
+    device, variant = jax.devices()[0], config.make_variant()
     return {
         "config": dataclasses.asdict(config),
-        "variant_numbers": config.make_variant().numbers,
-        "variant_rewards": config.make_variant().rewards,
+        "variant_numbers": variant.loss.numbers,
+        "variant_rewards": variant.recipe.rewards,
         "grader": config.grader,
+        "inputs": inputs.record(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
         "device": {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()},
         "git_commit": _git_commit(),
@@ -318,7 +223,7 @@ def _version(package: str) -> str | None:
 
 def _git_commit() -> str | None:
     checkout = Path(__file__).parents[1]
-    if not (checkout / ".git").exists():  # installed; a repository around it would be somebody else's
+    if not (checkout / ".git").exists():  # installed: a repository around it belongs to something else
         return None
     try:
         done = subprocess.run(
@@ -331,7 +236,7 @@ def _git_commit() -> str | None:
 
 @contextmanager
 def _stop_signals() -> Iterator[_Stop]:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the step under way; a second one stops at once."""
+    """The first Ctrl-C or SIGTERM asks the run to stop after the step under way; a second one stops it at once."""
     stop = _Stop()
 
     def handle(number, _frame):
@@ -347,40 +252,47 @@ def _stop_signals() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _headline(config: RunConfig, inputs: _Inputs, state: TrainState, folder: Path) -> str:
+def _headline(config: RunConfig, inputs: Inputs, state: TrainState, folder: Path) -> str:
+    evaluated = f", evaluated on {inputs.evaluated_on}" if inputs.evaluated_on else ""
     size = sum(array.size for array in jax.tree.leaves(state.params)) / 1e6
     return (
         f"{config.variant} on {config.model} ({size:.1f} M parameters, {jax.devices()[0].device_kind}), "
-        f"{len(inputs.problems)} problems of {config.dataset}, {config.prompts_per_step} x {config.num_rollouts} rollouts "
-        f"a step -> {folder}"
+        f"{len(inputs.problems)} problems of {config.dataset}{evaluated}, {config.prompts_per_step} x {config.num_rollouts} "
+        f"rollouts a step -> {folder}"
     )
 
 
-def _notices(config: RunConfig, inputs: _Inputs) -> Iterator[str]:
-    """What a setting does that its name does not say."""
-    variant = config.make_variant()
+def _notices(config: RunConfig, inputs: Inputs) -> Iterator[str]:
+    """One sentence for each setting that does nothing, or not what its name says."""
+    variant, tokenizer = config.make_variant(), inputs.policy.tokenizer
+    numbers, recipe = variant.loss.numbers, variant.recipe
     yield from notices(variant, config.inner_epochs * config.minibatches)
-    if variant.numbers.keys() - run_variant(config, inputs.problems).numbers.keys():
+    if inputs.trained_on:
+        yield f"{inputs.trained_on} of the {len(inputs.eval_problems)} evaluation problems are also trained on"
+    if numbers.keys() - run_variant(config, inputs.problems).loss.numbers.keys():
         yield "kl_domains gives every training problem a KL weight of 0, so there is no KL term and no reference model"
-    unknown = set(variant.kl_domains) - {problem.domain for problem in inputs.problems} if "kl_coeff" in variant.numbers else ()
+    unknown = set(recipe.kl_domains) - {problem.domain for problem in inputs.problems} if "kl_coeff" in numbers else ()
     if unknown and config.kl_domains is not None:
         yield f"no training problem is of domain {', '.join(sorted(unknown))}, which kl_domains names"
     if config.temperature == 0:
-        yield "at temperature 0 all answers of a group are the same, so no group has anything to teach"
-    if variant.keep_sampling_mask and config.top_p == 1 and config.top_k == 0:
+        yield "at temperature 0 all answers of a group are equal, so no group has anything to teach"
+    if recipe.keep_sampling_mask and config.top_p == 1 and config.top_k == 0:
         yield "with top_p 1 and top_k 0 every id could be sampled, so keep_sampling_mask changes nothing"
-    if {"tis_cap", "sequence_mask_cap"} & set(variant.numbers) and inputs.policy.config.compute_dtype == "float32":
+    if {"tis_cap", "sequence_mask_cap"} & set(numbers) and inputs.policy.config.compute_dtype == "float32":
         yield "in float32 trainer and sampler agree to rounding, so the weight of the one over the other is 1 (see logp_gap)"
-    if variant.numbers.get("overlong_cache", 0) > config.max_new_tokens:
+    if (recipe.overlong_cache or 0) > config.max_new_tokens:
         yield "overlong_cache is larger than the budget, so every answer is punished from its first token on"
-    if config.clip_low is not None and variant.objective is clip_first_printing:
-        yield "the first printing's clip never reaches clip_low"
-    if "format" in variant.rewards and inputs.policy.tokenizer.kind == "reasoning" and not config.thinking:
+    if config.clip_low is not None and variant.loss.objective is clip_first_printing:
+        yield "the clip as first printed never uses clip_low"
+    if "format" in recipe.rewards and tokenizer.kind == "reasoning" and not config.thinking:
         yield "without thinking the prompt itself closes the think block, so no answer can earn the format reward"
 
 
-def _accuracy_line(when: str, evaluation: Evaluation) -> str:
-    return f"held-out accuracy {when}: {evaluation.accuracy:.1f} % ({evaluation.correct}/{evaluation.total} of {evaluation.dataset})"
+def _accuracy_line(inputs: Inputs, evaluation: Evaluation) -> str:
+    return (
+        f"{inputs.accuracy_name} before training: {evaluation.accuracy:.1f} % "
+        f"({evaluation.correct}/{evaluation.total} of {evaluation.dataset})"
+    )
 
 
 def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float, grader: Grader) -> dict[str, Any]:
@@ -405,14 +317,14 @@ def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float,
     }
 
 
-def _closing_lines(outcome: dict[str, Any], folder: Path, stop: _Stop) -> Iterator[str]:
+def _closing_lines(outcome: dict[str, Any], inputs: Inputs, folder: Path, stop: _Stop) -> Iterator[str]:
     done, total = outcome["steps_done"], outcome["total_steps"]
     if stop.signal is not None and done < total:
         name = signal.Signals(stop.signal).name
-        yield f"stopped by {name} after step {done}; go on with --resume --out {folder}"
+        yield f"stopped by {name} after step {done}; continue with --resume --out {folder}"
     if outcome["eval_acc_before"] is not None and outcome["eval_acc_last"] is not None:
         yield (
-            f"held-out accuracy: {outcome['eval_acc_before']:.1f} % before training, {outcome['eval_acc_last']:.1f} % after "
+            f"{inputs.accuracy_name}: {outcome['eval_acc_before']:.1f} % before training, {outcome['eval_acc_last']:.1f} % after "
             f"step {outcome['last_eval_step']}"
         )
     counts = ", ".join(f"{name} {count}" for name, count in outcome["compilations"].items())

@@ -15,18 +15,17 @@ import jax
 import numpy as np
 import pytest
 
-from grpojax import runner
+from grpojax import inputs, process, runner
 from grpojax.errors import RunError
 from grpojax.qwen.weights import load_policy
 from grpojax.records import METRIC_COLUMNS
 from grpojax.reporting.metrics import read_evaluations, read_metrics
+from grpojax.training import train
 from grpojax.training.checkpoint import checkpoint_steps
 from grpojax.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("1 + 1", "2 + 7", "3 * 5", "8 - 6", "9 + 4")
-
-pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +39,11 @@ def main():
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Works in an empty folder that holds five short problems and a prompt around them."""
+    """Works in a folder that holds five short problems, two others to evaluate on, and a prompt around them."""
     monkeypatch.chdir(tmp_path)
-    rows = [{"problem": text, "answer": str(i)} for i, text in enumerate(TEXTS)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, texts in (("sums.jsonl", TEXTS), ("held.jsonl", ("7 + 7", "6 + 6"))):
+        rows = [{"problem": text, "answer": str(i)} for i, text in enumerate(texts)]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "prompt.txt").write_text("{problem} =")
     return tmp_path
 
@@ -146,8 +146,8 @@ def test_variants_run(variant, call, no_plots):
     assert (metrics["grad_norm"] > 0).all()
     settings = json.loads(Path("run/config.json").read_text())
     assert settings["config"]["variant"] == variant
-    assert settings["variant_numbers"].items() >= VARIANTS[variant].numbers.items()
-    assert settings["variant_rewards"] == VARIANTS[variant].rewards
+    assert settings["variant_numbers"].items() >= VARIANTS[variant].loss.numbers.items()
+    assert settings["variant_rewards"] == VARIANTS[variant].recipe.rewards
     assert f"{variant} on " in out
     assert ("note: the gradient of this KL term does not contain the reference" in out) == (
         variant in ("kl", "book-gdpo")
@@ -156,7 +156,7 @@ def test_variants_run(variant, call, no_plots):
 
 
 def test_a_run_folder_holds_all_of_a_run(call, tiny_folder):
-    code, out, err = call(steps=3, checkpoint_every=2, eval_on_checkpoint=2)
+    code, out, err = call(steps=3, checkpoint_every=2, eval_on_checkpoint=2, eval_dataset="held.jsonl")
     folder = Path("run")
     assert (code, err) == (0, "")
     names = {path.name for path in folder.iterdir()}
@@ -245,7 +245,7 @@ def test_checkpoints_load_as_models_and_hold_what_was_trained(call, no_plots, ti
 def test_the_newest_checkpoints_and_the_best_stay(call, no_plots, scripted_accuracy):
     # Step 2 is the best of those that were saved; the untrained model is better still and has no checkpoint.
     scripted_accuracy({0: 5, 1: 1, 2: 4, 3: 2, 4: 3, 5: 0})
-    call(steps=5, checkpoint_every=1, eval_on_checkpoint=2, keep_checkpoints=1)
+    call(steps=5, checkpoint_every=1, eval_on_checkpoint=2, eval_dataset="held.jsonl", keep_checkpoints=1)
     assert checkpoint_steps(Path("run/checkpoints")) == [2, 5]
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["eval_acc_before"], summary["eval_acc_best"], summary["best_step"]) == (100.0, 100.0, 0)
@@ -253,7 +253,6 @@ def test_the_newest_checkpoints_and_the_best_stay(call, no_plots, scripted_accur
 
 
 def test_evaluation_uses_its_own_problems_and_the_same_number_each_time(call, no_plots):
-    Path("held.jsonl").write_text('{"problem": "7 + 7", "answer": "14"}\n{"problem": "6 + 6", "answer": "12"}\n' * 2)
     call(eval_dataset="held.jsonl", eval_on_checkpoint=2, checkpoint_every=1)
     for step in (0, 1, 2):
         rows = [json.loads(line) for line in Path(f"run/evals/step-{step:05d}.jsonl").read_text().splitlines()]
@@ -266,8 +265,8 @@ def test_evaluation_uses_its_own_problems_and_the_same_number_each_time(call, no
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_the_run_can_go_on(number, files, flags, again, no_plots, own_cache):
-    environment = os.environ | {"GRPOJAX_CACHE": str(own_cache), "PYTHONUNBUFFERED": "1"}
+def test_a_signal_saves_and_the_run_can_go_on(number, files, flags, again, no_plots):
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, ROOT / "run.py", *flags(steps=100000)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
@@ -285,7 +284,7 @@ def test_a_signal_saves_and_the_run_can_go_on(number, files, flags, again, no_pl
     folder = files / "run"
     (stopped,) = checkpoint_steps(folder / "checkpoints")
     assert stopped >= 3
-    assert f"stopped by {number.name} after step {stopped}; go on with --resume --out run" in said
+    assert f"stopped by {number.name} after step {stopped}; continue with --resume --out run" in said
     assert "Traceback" not in said
     assert steps_in(folder) == list(range(1, stopped + 1))
     before = (folder / "metrics.csv").read_bytes()
@@ -308,11 +307,11 @@ def test_a_signal_during_a_step_lets_it_finish(call, no_plots, monkeypatch):
 
     monkeypatch.setattr(runner, "train", interrupted)
     before = signal.getsignal(signal.SIGINT)
-    code, out, _ = call(steps=50, checkpoint_every=2, eval_on_checkpoint=2)
+    code, out, _ = call(steps=50, checkpoint_every=2, eval_on_checkpoint=2, eval_dataset="held.jsonl")
     assert code == 130
     assert signal.getsignal(signal.SIGINT) is before
     assert checkpoint_steps(Path("run/checkpoints")) == [2]
-    assert "stopped by SIGINT after step 2; go on with --resume --out run\n" in out
+    assert "stopped by SIGINT after step 2; continue with --resume --out run\n" in out
     assert steps_in(Path("run")) == [1, 2]
     # No evaluation was made after training: none may be claimed.
     summary = json.loads(Path("run/summary.json").read_text())
@@ -361,6 +360,24 @@ def test_a_real_overflow_leaves_the_step_before_it(call, no_plots):
     assert steps_in(Path("run")) == [1]
 
 
+def test_an_overflow_in_the_middle_of_a_step_saves_the_state_before_the_step(call, no_plots, monkeypatch):
+    """Two updates a step. The second one of step 3 is not finite: what is saved under 2 is what step 2 left."""
+    real, calls = train.update_in_place, []
+
+    def update(*args):
+        calls.append(args)
+        params, opt_state, metrics = real(*args)
+        return params, opt_state, metrics | ({"loss": jax.numpy.float32("nan")} if len(calls) == 6 else {})
+
+    call(out="unbroken", steps=2)
+    calls.clear()
+    monkeypatch.setattr(train, "update_in_place", update)
+    assert call(steps=9)[0] == 1
+    assert checkpoint_steps(Path("run/checkpoints")) == [2]
+    saved, expected = (load_policy(f"{folder}/checkpoints/2").params for folder in ("run", "unbroken"))
+    jax.tree.map(np.testing.assert_array_equal, saved, expected)
+
+
 def test_a_save_that_fails_is_no_success(call, no_plots, monkeypatch):
     # Field reports d07 and f13: the error goes on, earlier checkpoints stay.
     real = runner.save_checkpoint
@@ -404,7 +421,7 @@ def test_a_resumed_run_is_the_unbroken_one(call, again, no_plots):
 
 def test_steps_after_the_last_checkpoint_are_made_again_once(call, again, no_plots):
     # Field report f07: the checkpoint is at 2, the rows go to 3.
-    call(steps=3, checkpoint_every=2, eval_on_checkpoint=2)
+    call(steps=3, checkpoint_every=2, eval_on_checkpoint=2, eval_dataset="held.jsonl")
     runner.prune_checkpoints(Path("run/checkpoints"), 1, 3)
     (Path("run/checkpoints/3")).rename("run/checkpoints/2")
     kept = Path("run/metrics.csv").read_text().splitlines()[:3]
@@ -430,7 +447,7 @@ def test_a_typed_default_counts_on_resume(call, again, no_plots):
     code, _, err = again("--resume", "--out", "run", "--seed", "42", "--steps", "4")
     assert (code, err) == (
         2,
-        "error: --seed is 42, but the run in run was made with 7; leave the flag out, or start anew with another --out.\n",
+        "error: --seed is 42, but the run in run was made with 7; leave the flag out, or start a new run with another --out.\n",
     )
 
 
@@ -448,7 +465,7 @@ def test_what_resume_refuses(call, again, no_plots):
     assert "run has done all its 2 steps; give a larger --steps to go on" in refused("--out", "run")
     assert "has done all its 1 steps" in refused("--out", "run", "--steps", "1")
     assert (
-        "--lr is 0.5, but the run in run was made with 0.01; leave the flag out, or start anew with another --out"
+        "--lr is 0.5, but the run in run was made with 0.01; leave the flag out, or start a new run with another --out"
         in refused("--out", "run", "--lr", "0.5", "--steps", "4")
     )
     assert "--variant is kl, but the run in run was made with clipped" in refused("--out", "run", "--variant", "kl")
@@ -462,10 +479,10 @@ def test_what_resume_refuses(call, again, no_plots):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "run/config.json cannot be read as the settings of a run"),
-        ("{}", "run/config.json cannot be read as the settings of a run"),
-        ("[]", "run/config.json cannot be read as the settings of a run"),
-        ('{"config": {"colour": "red"}}', "run/config.json cannot be read as the settings of a run"),
+        ("{", "run/config.json does not hold the settings of a run"),
+        ("{}", "run/config.json does not hold the settings of a run"),
+        ("[]", "run/config.json does not hold the settings of a run"),
+        ('{"config": {"colour": "red"}}', "run/config.json does not hold the settings of a run"),
     ],
 )
 def test_settings_that_cannot_be_read(text, message, again):
@@ -502,6 +519,121 @@ def test_a_run_without_checkpoint_cannot_be_resumed(call, again, no_plots):
         2,
         "error: run/checkpoints holds no complete checkpoint to resume from; start the run anew with another --out.\n",
     )
+
+
+# --- the inputs of a resumed run ---
+
+
+def refused_resume(again) -> str:
+    """The message of a resume that is refused and changes nothing."""
+    before = contents(Path("run"))
+    code, out, err = again("--resume", "--out", "run", "--steps", "3")
+    assert (code, out) == (2, "") and re.fullmatch(r"error: [^\n]+\n", err), err
+    assert contents(Path("run")) == before
+    return err
+
+
+def test_a_resumed_run_refuses_inputs_that_changed(call, again, no_plots, tiny_folder):
+    Path("model").mkdir()
+    for path in tiny_folder.iterdir():
+        Path("model", path.name).write_bytes(path.read_bytes())
+    call(model="model", eval_dataset="held.jsonl", eval_on_checkpoint=2)
+    record = json.loads(Path("run/config.json").read_text())["inputs"]
+    assert record["model"] == str(Path("model").resolve())
+    for name, change, message in (
+        ("prompt.txt", lambda text: text.replace(b"=", b"equals"), r"the prompts \(template or tokenizer\) changed since this run began; restore"),
+        ("sums.jsonl", lambda text: text.replace(b"1 + 1", b"1 + 2"), "and the training problems changed since"),
+        ("sums.jsonl", lambda text: text.replace(b'"0"', b'"7"'), "error: the training problems changed since"),
+        ("held.jsonl", lambda text: text.replace(b"7 + 7", b"7 + 6"), "error: the evaluation problems changed since"),
+        ("model/model.safetensors", lambda data: data[:-4] + b"\0\0\0\x3f", "error: the model's weights changed since"),
+    ):
+        original = Path(name).read_bytes()
+        Path(name).write_bytes(change(original))
+        assert re.search(message, refused_resume(again)), name
+        Path(name).write_bytes(original)
+    assert again("--resume", "--out", "run", "--steps", "3")[0] == 0
+
+
+def test_a_resumed_run_loads_the_checkpoint_it_began_with(call, again, no_plots, flags):
+    """--model RUN means its newest checkpoint; the run keeps to the one it found when it began."""
+    call(out="first", variant="kl", checkpoint_every=1)
+    call(model="first", out="run", variant="kl")
+    assert json.loads(Path("run/config.json").read_text())["inputs"]["model"] == str(Path("first/checkpoints/2").resolve())
+    again("--resume", "--out", "first", "--steps", "3")
+    assert again("--resume", "--out", "run", "--steps", "3")[0] == 0
+    Path("first/checkpoints/2").rename("elsewhere")
+    code, _, err = again("--resume", "--out", "run", "--steps", "4")
+    assert code == 2 and err.startswith("error: the model's weights changed since this run began")
+
+
+def test_run_folders_of_the_version_before(call, again, no_plots):
+    """They hold no record of their inputs, and the widths of their batches."""
+    call()
+    call(out="other", eval_on_checkpoint=1, eval_dataset="held.jsonl")
+    for folder in ("run", "other"):
+        path = Path(folder, "config.json")
+        record = json.loads(path.read_text())
+        del record["inputs"], record["config"]["numbers"]
+        path.write_text(json.dumps(record))
+        progress = Path(folder, "checkpoints/2/progress.json")
+        progress.write_text(json.dumps(json.loads(progress.read_text()) | {"widths": [64, 16]}))
+    assert again("--resume", "--out", "run", "--steps", "3")[0] == 0
+    path = Path("other/config.json")
+    record = json.loads(path.read_text())
+    record["config"]["eval_dataset"] = None  # so it was evaluated on what it trained on
+    path.write_text(json.dumps(record))
+    code, _, err = again("--resume", "--out", "other", "--steps", "3")
+    assert code == 2
+    assert err.startswith("error: the run in other was made by an earlier version, which evaluated sums.jsonl on its training problems")
+
+
+# --- which problems are evaluated ---
+
+
+def test_a_file_is_split_by_a_hash_of_its_problems(call, no_plots):
+    texts = [f"{i} + {j}" for i in range(1, 8) for j in range(1, 8)]
+    Path("sums.jsonl").write_text("".join(json.dumps({"problem": text, "answer": "1"}) + "\n" for text in texts))
+    _, out, _ = call(steps=30, eval_on_checkpoint=100)
+    held = {json.loads(line)["problem"] for line in Path("run/evals/step-00000.jsonl").read_text().splitlines()}
+    trained = {json.loads(line)["problem"] for line in Path("run/samples.jsonl").read_text().splitlines()}
+    assert 0 < len(held) < 15 and not held & trained
+    assert f"{49 - len(held)} problems of sums.jsonl, evaluated on {len(held)} of the {len(held)} problems of sums.jsonl that are held out" in out
+    assert "held-out accuracy before training" in out
+
+
+def test_problems_that_are_trained_on_are_not_called_held_out(call, no_plots):
+    Path("both.jsonl").write_text(Path("sums.jsonl").read_text().splitlines()[0] + "\n" + Path("held.jsonl").read_text())
+    _, out, _ = call(eval_dataset="both.jsonl", eval_on_checkpoint=3)
+    assert "evaluated on 3 problems of both.jsonl" in out
+    assert "note: 1 of the 3 evaluation problems are also trained on" in out
+    assert "accuracy before training" in out and "held-out accuracy" not in out
+
+
+def test_a_file_too_small_to_hold_any_problem_out(call):
+    Path("one.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    message = error_of(call(dataset="one.jsonl", eval_on_checkpoint=1))
+    assert message == (
+        "one.jsonl has 1 problems, too few to hold some out of training for evaluation; give an --eval-dataset, or "
+        "--eval-on-checkpoint 0."
+    )
+
+
+# --- a variant of the user's own ---
+
+
+def test_a_variant_of_ones_own(call, again, no_plots, monkeypatch):
+    Path("my_variants.py").write_text(
+        "import dataclasses\nimport grpojax as gj\nfrom grpojax.loss.objectives import token_ratio\n"
+        "def half(ratio, advantages, share):\n    return share * ratio * advantages, ratio > 9\n"
+        "grpo = gj.VARIANTS['grpo']\n"
+        "MINE = gj.Variant('mine', dataclasses.replace(grpo.loss, objective=half, numbers={'share': 0.5}), grpo.recipe)\n"
+    )
+    monkeypatch.delitem(sys.modules, "my_variants", raising=False)
+    code, out, err = call(variant="my_variants:MINE", numbers="share=0.25")
+    assert (code, err) == (0, "") and "my_variants:MINE on " in out
+    assert json.loads(Path("run/config.json").read_text())["variant_numbers"] == {"share": 0.25}
+    assert again("--resume", "--out", "run", "--steps", "3")[0] == 0
+    VARIANTS.pop("mine")
 
 
 # --- what is refused before anything is written ---
@@ -541,14 +673,14 @@ def test_out_that_is_a_file(call):
         ({"model": "."}, r"\. is no model folder, it holds no config\.json"),
         ({"prompt_template": "none.txt"}, r"cannot read the prompt template none\.txt"),
         ({"prompt_template": "empty.jsonl"}, r"the prompt template empty\.jsonl has no \{problem\}; write it where"),
-        ({"num_rollouts": 1}, r"num_rollouts is 1; at least 2 are needed"),
-        ({"steps": 0}, r"steps is 0; it must be 1 or more"),
+        ({"num_rollouts": 1}, r"num_rollouts is 1; it must be a whole number, 2 or more"),
+        ({"steps": 0}, r"steps is 0; it must be a whole number, 1 or more"),
         ({"steps": "abc"}, r"argument --steps: invalid int value: 'abc'; see run\.py --help"),
         ({"stepz": 3}, r"unknown argument '--stepz'; run\.py --help lists the known ones\. Did you mean '--steps'\?"),
         ({"clip_eps": -0.1}, r"clip_eps is -0\.1; it must be a finite number, 0 or more"),
-        ({"top_p": 0}, r"top_p is 0\.0; it must be above 0 and at most 1"),
-        ({"top_p": 1.01}, r"top_p is 1\.01; it must be above 0 and at most 1"),
-        ({"temperature": -1}, r"temperature is -1\.0; it must be 0 \(greedy\) or a positive number"),
+        ({"top_p": 0}, r"top_p is 0\.0; it must be a finite number above 0 and at most 1"),
+        ({"top_p": 1.01}, r"top_p is 1\.01; it must be a finite number above 0 and at most 1"),
+        ({"temperature": -1}, r"temperature is -1\.0; it must be a finite number, 0 or more"),
         ({"micro_batch": 3}, r"micro_batch is 3 and does not divide .*, 8; choose one of 1, 2, 4, 8\."),
         (
             {"minibatches": 3, "rollout_reuse": "pool"},
@@ -572,14 +704,14 @@ def test_refused(changes, message, call):
 
 
 def test_a_model_without_think_tokens_cannot_earn_the_format_reward(call, monkeypatch):
-    real = runner.open_policy
+    real = inputs.open_policy
 
     def without_tags(*args, **kwargs):
         policy = real(*args, **kwargs)
         monkeypatch.setattr(policy.tokenizer, "think_ids", None)
         return policy
 
-    monkeypatch.setattr(runner, "open_policy", without_tags)
+    monkeypatch.setattr(inputs, "open_policy", without_tags)
     message = error_of(call(variant="format"))
     assert re.match(
         r".*tiny has no <think> tokens, so its answers cannot earn the format reward; choose a reasoning model", message
@@ -601,7 +733,7 @@ def test_a_model_without_tokenizer(call, tiny_folder):
             Path("bare", path.name).write_bytes(path.read_bytes())
     assert (
         error_of(call(model="bare"))
-        == "bare comes without tokenizer.json; put the checkpoint's own beside its weights."
+        == "bare has no tokenizer.json; copy the checkpoint's own into the folder of its weights."
     )
 
 
@@ -610,7 +742,7 @@ def test_freed_memory_is_used_again():
     """A second block of 256 MiB takes the pages of the first; fetched anew they would be 65,536 page faults."""
     script = (
         "import resource\n"
-        "from grpojax.runner import prepare_process\n"
+        "from grpojax.process import prepare_process\n"
         "prepare_process()\n"
         "for _ in range(2):\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
@@ -642,21 +774,29 @@ def test_programs_compile_quickly_where_the_processor_is_all_there_is(
     monkeypatch, flags, platforms, plugins, jaxlib, expected
 ):
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr(runner.importlib.metadata, "version", lambda name: jaxlib)
-    monkeypatch.setattr(runner.importlib.metadata, "entry_points", lambda group: plugins)
+    monkeypatch.setattr(process.importlib.metadata, "version", lambda name: jaxlib)
+    monkeypatch.setattr(process.importlib.metadata, "entry_points", lambda group: plugins)
     before = jax.config.jax_platforms
     try:
         jax.config.update("jax_platforms", platforms)
-        runner.prepare_process()
-        runner.prepare_process()  # a second time adds nothing
+        process.prepare_process()
+        process.prepare_process()  # a second time adds nothing
         assert os.environ["XLA_FLAGS"] == expected
     finally:
         jax.config.update("jax_platforms", before)
 
 
+def test_a_compilation_cache_that_the_user_set_stays(monkeypatch):
+    script = "from grpojax.process import prepare_process\nprepare_process()\nimport jax\nprint(jax.config.jax_compilation_cache_dir)\n"
+    for own, expected in ({"JAX_COMPILATION_CACHE_DIR": "/mine"}, "/mine"), ({}, "/cache/compiled"):
+        environment = {**os.environ, "GRPOJAX_CACHE": "/cache"} | own
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
+
+
 def test_xla_reads_the_level_that_a_process_is_prepared_with():
     script = (
-        "from grpojax.runner import prepare_process\n"
+        "from grpojax.process import prepare_process\n"
         "prepare_process()\n"
         "import jax.numpy as jnp\n"
         "from jax._src.lib import xla_client\n"

@@ -1,0 +1,161 @@
+"""What a run reads before it writes anything: model, prompt template, problems; and fingerprints to recognise them again."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpojax.config import RunConfig
+from grpojax.errors import InputError
+from grpojax.qwen.sources import model_files
+from grpojax.qwen.weights import Policy, load_policy
+from grpojax.tasks.problems import Problem, has_eval_split, load_problems, split_held_out
+from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template, render_prompt
+from grpojax.tasks.rewards import reward_function
+from grpojax.training.rollout import check_context
+
+EVAL_SEED = 0
+"""Generated evaluation problems are the same in every run, so that accuracies can be compared."""
+
+SAMPLED_WEIGHTS = 4096
+"""A fingerprint takes so many evenly spaced weights of each array."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Everything a run reads."""
+
+    policy: Policy
+    model: Path  # the folder or file of the model, such as one checkpoint of a run folder
+    problems: list[Problem]
+    eval_problems: list[Problem]
+    evaluated_on: str  # which problems these are, in words; "" without evaluation
+    template: str
+
+    @property
+    def trained_on(self) -> int:
+        """How many of the evaluation problems are also training problems."""
+        texts = {problem.text for problem in self.problems}
+        return sum(problem.text in texts for problem in self.eval_problems)
+
+    @property
+    def accuracy_name(self) -> str:
+        """What to call accuracy on the evaluation problems."""
+        return "accuracy" if self.trained_on else "held-out accuracy"
+
+    def record(self) -> dict[str, Any]:
+        """What config.json says about them, so that a resumed run can tell whether they are still the same."""
+        prompts = [_prompt_ids(self.policy, problem, self.template, True) for problem in self.problems[:100]]
+        return {
+            "model": str(self.model.resolve()),
+            "model_sha256": _weights_sha256(self.policy),
+            "prompts_sha256": _sha256(prompts),
+            "problems_sha256": _sha256([(p.text, p.answer, p.domain) for p in self.problems]),
+            "eval_problems_sha256": _sha256([(p.text, p.answer) for p in self.eval_problems]),
+        }
+
+
+def read_inputs(config: RunConfig, recorded: dict[str, Any] | None = None) -> Inputs:
+    """Reads and checks everything a run needs.
+
+    Args:
+      config: a resolved RunConfig.
+      recorded: what `Inputs.record` returned when the run began, if it is resumed.
+
+    Raises:
+      InputError: for the first input that cannot be used, or that has changed since the run began.
+    """
+    template = load_template(config.prompt_template) if config.prompt_template else DEFAULT_TEMPLATE
+    problems, eval_problems, evaluated_on = _read_problems(config)
+    began_with = Path(recorded["model"]) if recorded else None
+    model = began_with if began_with and began_with.exists() else model_files(config.model)
+    policy = open_policy(
+        str(model), config.param_dtype, config.compute_dtype, kind=config.tokenizer_kind, untie=config.untie_head
+    )
+    variant = config.make_variant()
+    for name in variant.recipe.rewards:
+        reward_function(name)
+    if "format" in variant.recipe.rewards and policy.tokenizer.think_ids is None:
+        raise InputError(
+            f"{config.model} has no <think> tokens, so its answers cannot earn the format reward; choose a reasoning "
+            "model, or --format-reward-weight 0."
+        )
+    used = problems[: config.steps * config.prompts_per_step * max(1, variant.recipe.dynamic_sampling)]
+    lengths = [len(_prompt_ids(policy, problem, template, config.thinking)) for problem in used + eval_problems]
+    check_context(policy, max(lengths), config.max_new_tokens)
+    inputs = Inputs(policy, model, problems, eval_problems, evaluated_on, template)
+    if recorded:
+        _check_unchanged(inputs, recorded)
+    return inputs
+
+
+def open_policy(model: str, param_dtype: str = "float32", compute_dtype: str | None = None, **options: Any) -> Policy:
+    """load_policy with the compute dtype that suits the device: float32 on CPU, bfloat16 elsewhere.
+
+    Raises:
+      InputError: also if the model comes without a tokenizer.
+    """
+    compute_dtype = compute_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    policy = load_policy(model, dtype=param_dtype, compute_dtype=compute_dtype, **options)
+    if policy.tokenizer is None:
+        raise InputError(f"{model} has no tokenizer.json; copy the checkpoint's own into the folder of its weights.")
+    return policy
+
+
+def _read_problems(config: RunConfig) -> tuple[list[Problem], list[Problem], str]:
+    """Training problems, evaluation problems, and which the latter are, in words."""
+    problems, count = load_problems(config.dataset, "train", seed=config.seed), config.eval_on_checkpoint
+    if not count:
+        return problems, [], ""
+    source = config.eval_dataset or config.dataset
+    if config.eval_dataset or has_eval_split(config.dataset):
+        found = load_problems(source, "eval", seed=EVAL_SEED, limit=count)
+        split = "evaluation split of " if has_eval_split(source) else ""
+        return problems, found, f"{len(found)} problems of the {split}{source}" if split else f"{len(found)} problems of {source}"
+    total = len(problems)
+    problems, held_out = split_held_out(problems)
+    if not held_out or not problems:
+        raise InputError(
+            f"{source} has {total} problems, too few to hold some out of training for evaluation; give an --eval-dataset, or "
+            "--eval-on-checkpoint 0."
+        )
+    found = held_out[:count]
+    return problems, found, f"{len(found)} of the {len(held_out)} problems of {source} that are held out of training"
+
+
+def _check_unchanged(inputs: Inputs, recorded: dict[str, Any]) -> None:
+    now = inputs.record()
+    meanings = {
+        "model_sha256": "the model's weights",
+        "prompts_sha256": "the prompts (template or tokenizer)",
+        "problems_sha256": "the training problems",
+        "eval_problems_sha256": "the evaluation problems",
+    }
+    changed = [meaning for name, meaning in meanings.items() if now[name] != recorded.get(name)]
+    if changed:
+        raise InputError(
+            f"{' and '.join(changed)} changed since this run began; restore them, or start a new run with another --out."
+        )
+
+
+def _prompt_ids(policy: Policy, problem: Problem, template: str, thinking: bool) -> list[int]:
+    return policy.tokenizer.prompt_ids(render_prompt(problem.text, template), thinking)
+
+
+def _sha256(value: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _weights_sha256(policy: Policy) -> str:
+    """A hash of the structure and of a sample of every array: training changes all of them."""
+    digest = hashlib.sha256(repr(policy.config).encode())
+    for path, array in jax.tree.leaves_with_path(policy.params):
+        stride = max(1, array.size // SAMPLED_WEIGHTS)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        digest.update(np.asarray(array.reshape(-1)[::stride].astype("float32")).tobytes())
+    return digest.hexdigest()

@@ -1,6 +1,8 @@
 """What all tests share, above all a random policy so small that a step compiles and runs in about a second."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 # Most of the suite's time is compilation of programs that run once; half of it is LLVM's optimisation.
@@ -16,10 +18,20 @@ from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.tokenizer import Tokenizer
 from grpojax.qwen.weights import Policy, load_policy, save_policy
-from grpojax.runner import compile_quickly, prepare_process
+from grpojax.process import prepare_process
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 
-compile_quickly()  # the level above stays
+CACHE = "GRPOJAX_CACHE"
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # One cache of compiled programs for all workers and for the processes that tests start, instead of the user's.
+    os.environ[CACHE] = tempfile.mkdtemp(prefix="grpojax-tests-")
+prepare_process()
+
+
+def pytest_unconfigure():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ[CACHE], ignore_errors=True)
+
 # A forgotten axis must fail, not broadcast.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -56,17 +68,10 @@ def every_other_grader() -> EveryOtherGrader:
     return EveryOtherGrader()
 
 
-@pytest.fixture(scope="session")
-def _cache_folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def own_cache(monkeypatch, _cache_folder) -> Path:
-    """A cache of this test session instead of the user's: compiled programs serve other tests and subprocesses."""
-    monkeypatch.setenv("GRPOJAX_CACHE", str(_cache_folder))
-    prepare_process()
-    return _cache_folder
+def own_cache() -> Path:
+    """The cache folder of the tests."""
+    return Path(os.environ[CACHE])
 
 
 def _write_policy(folder: Path, kind: str) -> Path:

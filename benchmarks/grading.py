@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpojax.tasks.answers import canonical_answer, extract_answer
-from grpojax.tasks.equality import tree_of
-from grpojax.tasks.grading import GRADERS, Grader, reply_at_once
-from grpojax.tasks.latex import TooLarge, Unreadable
+from grpojax.grading.answers import canonical_answer, extract_answer
+from grpojax.grading.equality import tree_of
+from grpojax.grading.grader import GRADERS, Grader, reply_at_once
+from grpojax.grading.latex import TooLarge, Unreadable
 
 ANSWERS = Path(__file__).parents[1] / "tests" / "answers"
 NAMES = [name for name in GRADERS if name != "math-verify" or importlib.util.find_spec("math_verify")]

@@ -134,7 +134,7 @@ def _eval(args: argparse.Namespace) -> None:
     from grpojax.qwen.sources import model_files
     from grpojax.inputs import EVAL_SEED, open_policy
     from grpojax.process import prepare_process
-    from grpojax.tasks.grading import Grader
+    from grpojax.grading.grader import Grader
     from grpojax.tasks.problems import load_problems
     from grpojax.tasks.prompts import render_prompt
     from grpojax.training.evaluate import answer_problems

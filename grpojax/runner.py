@@ -26,7 +26,7 @@ from grpojax.reporting.metrics import read_evaluations
 from grpojax.reporting.plots import plot_runs
 from grpojax.reporting.progress import Display, progress_display
 from grpojax.reporting.runlog import RunLog
-from grpojax.tasks.grading import Grader
+from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import has_eval_split
 from grpojax.training import stream
 from grpojax.training.checkpoint import checkpoint_steps, load_checkpoint, prune_checkpoints, save_checkpoint

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from grpojax.errors import InputError, did_you_mean
-from grpojax.tasks.answers import extract_answer
-from grpojax.tasks.grading import Grader
+from grpojax.grading.answers import extract_answer
+from grpojax.grading.grader import Grader
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,8 @@ from grpojax.errors import InputError
 from grpojax.qwen.model import Params
 from grpojax.qwen.weights import Policy
 from grpojax.records import Evaluation
-from grpojax.tasks.answers import extract_answer
-from grpojax.tasks.grading import Grader
+from grpojax.grading.answers import extract_answer
+from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
 from grpojax.training.rollout import check_context

@@ -13,7 +13,7 @@ from grpojax.config import RunConfig
 from grpojax.qwen.model import Params
 from grpojax.qwen.weights import Policy
 from grpojax.records import Sample
-from grpojax.tasks.grading import Grader
+from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import render_prompt
 from grpojax.training.rollout import Rollouts

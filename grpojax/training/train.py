@@ -18,7 +18,7 @@ from grpojax.errors import RunError
 from grpojax.qwen.model import Params
 from grpojax.qwen.weights import Policy
 from grpojax.records import StepRecord
-from grpojax.tasks.grading import Grader
+from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 from grpojax.training.batches import split_batch, step_batch

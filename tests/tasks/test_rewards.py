@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from grpojax.errors import InputError
-from grpojax.tasks.grading import Grader
+from grpojax.grading.grader import Grader
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 from grpojax.tasks.rewards import (
     REWARDS,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from grpojax.tasks.answers import canonical_answer
-from grpojax.tasks.equality import fold
-from grpojax.tasks.grading import Grader
-from grpojax.tasks.latex import Unreadable, read_answer
+from grpojax.grading.answers import canonical_answer
+from grpojax.grading.equality import fold
+from grpojax.grading.grader import Grader
+from grpojax.grading.latex import Unreadable, read_answer
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,22 @@ SAME = [
     ("-0", "0"),
     ("+7", "7"),
     ("5.", "5"),
+    # scientific notation
+    ("1e3", "1000"),
+    ("1E3", "1.0e3"),
+    ("-3e2", "-300"),
+    (".5e3", "500"),
+    ("1.5e-3", "0.0015"),
+    ("1e-3", "0.001"),
+    ("2e+05", "200000"),
+    ("2e5+1", "200001"),
+    ("1e3,5", "5,1000"),
+    ("(1e3,2)", "(1000,2)"),
+    (r"\frac{1e3}{2}", "500"),
+    # Euler's number
+    ("2e", "e+e"),
+    ("2e+5", "5+2e"),
+    ("2e^3", "e^3+e^3"),
     # units and signs that do not count
     ("90", r"90^\circ"),
     ("5.4", r"5.4 \text{ cents}"),
@@ -115,6 +131,11 @@ SAME = [
     (r"\infty", r"+\infty"),
 ]
 DIFFERENT = [
+    ("2e^{3}", "2000"),
+    ("2e+5", "200000"),
+    ("2e", "2"),
+    ("e3", "1000"),
+    ("1e3", "1e4"),
     (r"\frac{3}{4}", r"\frac43"),
     ("D", r"\text{(C)}"),
     (r"\text{east}", r"\text{seat}"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpojax.tasks.grading import Grader, reply_at_once
+from grpojax.grading.grader import Grader, reply_at_once
 
 FILES = sorted(path for path in (Path(__file__).parents[1] / "answers").glob("*.jsonl") if path.stem != "hostile")
 PAIRS = [json.loads(line) for path in FILES for line in path.read_text("utf-8").splitlines()]

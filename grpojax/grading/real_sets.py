@@ -1,14 +1,14 @@
-"""Sets of real numbers from intervals, inequalities, points, unions, intersections and differences, in one form.
+"""Sets of real numbers from intervals, inequalities, points, unions, intersections and differences, in normal form.
 
-A set is a sorted list of pieces that do not touch. What decides the order of two ends is handed in: rational ends are
-compared at once, others by algebra.
+A set is a sorted list of pieces that do not touch. The caller provides the order of two ends: rational ends are compared
+directly, others by algebra.
 """
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from grpojax.tasks.latex import INFINITY, Tree, names
+from grpojax.grading.latex import INFINITY, Tree, names
 
 Order = Callable[[Tree, Tree], int]  # -1, 0 or 1 as the first value is below, equal to or above the second
 
@@ -16,11 +16,11 @@ MINUS_INFINITY: Tree = ("multiply", ("number", Fraction(-1)), INFINITY)
 
 
 class NoRealSet(Exception):
-    """The tree is no set of real numbers, or the order of its ends is not known."""
+    """The tree is not a set of real numbers, or the order of its ends is unknown."""
 
 
 class Piece(NamedTuple):
-    """An interval, or a point where both ends are one."""
+    """An interval, or a point if both ends are the same."""
 
     low: Tree
     has_low: bool
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 
 def is_set_operation(tree: Tree) -> bool:
-    """Whether a tree says by its kind that it is a set of numbers, which a pair (1, 2) does not."""
+    """Whether the kind of a tree shows that it is a set of numbers; a pair (1, 2) could be an interval or a point."""
     if tree[0] == "set":
         return any(is_set_operation(item) for item in tree[1:])
     inequality = tree[0] == "relation" and tree[1] != "="
@@ -37,7 +37,7 @@ def is_set_operation(tree: Tree) -> bool:
 
 
 def real_set(tree: Tree, order: Order) -> tuple[list[Piece], str]:
-    """The pieces of a set, and the letter its inequalities are about ("" where there is none).
+    """The pieces of a set, and the letter of its inequalities ("" without any).
 
     Raises:
       NoRealSet
@@ -46,7 +46,7 @@ def real_set(tree: Tree, order: Order) -> tuple[list[Piece], str]:
     if kind in ("union", "set", "intersection", "difference"):
         sets = [real_set(part, order) for part in tree[1:]]
         if kind == "set" and any(letter for _, letter in sets):
-            raise NoRealSet("a list of inequalities, which may mean any or all of them")
+            raise NoRealSet("a list of inequalities, which can mean any or all of them")
         letters = {letter for _, letter in sets} - {""}
         if len(letters) > 1:
             raise NoRealSet("two letters")
@@ -76,11 +76,11 @@ def _solutions(tree: Tree) -> tuple[list[Piece], str]:
     letters = [side[1] if side[0] == "symbol" else "" for side in sides]
     letter = max(letters)
     if len(sides) != 2 or not letter:
-        raise NoRealSet("no bound of a letter")
+        raise NoRealSet("not a bound on a letter")
     is_left = letters[0] == letter
     bound = sides[1] if is_left else sides[0]
     if letter in names(bound) or bound[0] in ("tuple", "set", "matrix", "text", "relation", "union"):
-        raise NoRealSet("no bound of a letter")
+        raise NoRealSet("not a bound on a letter")
     if sign == "=":
         return [Piece(bound, True, bound, True)], letter
     if sign == "\\neq":
@@ -92,7 +92,7 @@ def _solutions(tree: Tree) -> tuple[list[Piece], str]:
 
 
 def _union(waiting: list[Piece], order: Order) -> list[Piece]:
-    """Sorted, and joined where two pieces overlap or touch."""
+    """Sorted pieces, joined if they overlap or touch."""
     waiting, pieces = [*waiting], []
     while waiting:
         first = waiting[0]

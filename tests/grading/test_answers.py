@@ -1,11 +1,10 @@
 """Finding and normalising answers."""
 
-import time
 
 import pytest
 
 from grpojax.errors import InputError
-from grpojax.tasks.answers import extract_answer, normalize_answer
+from grpojax.grading.answers import extract_answer, normalize_answer
 
 
 @pytest.mark.parametrize(
@@ -87,13 +86,12 @@ def test_unknown_fallback():
         " ",
     ],
 )
-def test_long_texts_take_linear_time(unit):
+def test_long_texts_take_linear_time(unit, hang_guard):
     text = unit * (200_000 // len(unit))
-    start = time.perf_counter()
-    extract_answer(text, fallback="last_number")
-    extract_answer(r"\boxed{" + text, fallback="last_number")
-    normalize_answer(text)
-    assert time.perf_counter() - start < 20  # about 0.5 s; one quadratic pass takes minutes
+    with hang_guard():  # one quadratic pass takes longer
+        extract_answer(text, fallback="last_number")
+        extract_answer(r"\boxed{" + text, fallback="last_number")
+        normalize_answer(text)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from grpojax.errors import InputError
-from grpojax.tasks.book import normalize
-from grpojax.tasks.grading import GRADERS, Grader
+from grpojax.grading.book import normalize
+from grpojax.grading.grader import GRADERS, Grader
 
 ANSWERS = Path(__file__).parents[1] / "answers"
 PAIRS = [
@@ -119,9 +119,8 @@ def test_a_batch_is_graded_beside_other_work():
     slow = [
         (rf"\sqrt{{{k * k * 7}}}+\sqrt{{{k}+\sqrt{{3}}}}", rf"{k}\sqrt7+\sqrt{{\sqrt{{3}}+{k}}}") for k in range(2, 22)
     ]
-    start = time.perf_counter()
     handle = grader.submit(slow)
-    assert time.perf_counter() - start < 1.0  # the workers alone take longer to start
+    assert not handle.done()  # the workers have not even started
     assert handle.result() == [True] * 20
     assert grader.submit([]).result() == []
     grader.close()
@@ -182,6 +181,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_ten_thousand_answers_leave_neither_processes_nor_files():
     before, files = children(), len(os.listdir("/proc/self/fd"))
     grader = Grader(time_limit=0.3, workers=2)
@@ -209,7 +209,7 @@ def test_a_grader_that_is_dropped_ends_its_workers():
 
 FORKED = r"""
 import os, sys, threading
-from grpojax.tasks.grading import Grader
+from grpojax.grading.grader import Grader
 grader = Grader(time_limit=60.0)
 assert grader.grade(r"\sqrt[3]2\sqrt[3]3", r"\sqrt[3]6")
 worker = grader._pool._workers[0]._process.pid
@@ -230,7 +230,7 @@ print("fine")
 JITTED = r"""
 import threading, time
 import jax, jax.numpy as jnp
-from grpojax.tasks.grading import Grader
+from grpojax.grading.grader import Grader
 step = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: jnp.tanh(y @ y), x))
 x = step(jnp.eye(128)).block_until_ready()
 grader = Grader(time_limit=60.0)
@@ -243,6 +243,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [FORKED, JITTED], ids=["fork", "jit"])
 def test_after_a_fork_and_while_a_compiled_program_runs(script):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

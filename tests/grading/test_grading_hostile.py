@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from grpojax.tasks.grading import Grader, reply_at_once
-from grpojax.tasks.latex import MAX_LENGTH
+from grpojax.grading.grader import Grader, reply_at_once
+from grpojax.grading.latex import MAX_LENGTH
 
 ROWS = [
     json.loads(line)
@@ -18,7 +17,6 @@ ROWS = [
 ]
 ANSWERS = [row["answer"] if "answer" in row else "".join(text * times for text, times in row["parts"]) for row in ROWS]
 LIMIT = 0.3
-START = 60.0  # seconds for a new worker on a busy machine
 
 
 @pytest.fixture
@@ -35,12 +33,12 @@ def test_the_corpus_has_every_kind():
     assert any(answer.count(r"\boxed") > 1 for answer in ANSWERS)
 
 
-def test_every_answer_is_wrong_in_time_and_leaves_nothing(empty_folder, capfd):
+@pytest.mark.slow
+def test_every_answer_is_wrong_in_time_and_leaves_nothing(empty_folder, capfd, hang_guard):
     grader = Grader(time_limit=LIMIT)
     for answer in ANSWERS:
-        start = time.perf_counter()
-        assert grader.grade(answer, "5") is False, answer[:60]
-        assert time.perf_counter() - start < LIMIT + START, answer[:60]
+        with hang_guard():
+            assert grader.grade(answer, "5") is False, answer[:60]
     assert grader.grade(r"\sqrt[3]2\sqrt[3]3", r"\sqrt[3]6")  # still at work
     long = sum(len(answer) > MAX_LENGTH for answer in ANSWERS)
     assert grader.timeouts > long > 10
@@ -51,7 +49,7 @@ def test_every_answer_is_wrong_in_time_and_leaves_nothing(empty_folder, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_is_decided_without_algebra_takes_no_time():
+def test_what_is_decided_without_algebra_does_not_hang(hang_guard):
     """Also in the other order, and against a right answer that has letters, so that no rule of numbers ends it early."""
     for gold in (
         "5",
@@ -63,12 +61,12 @@ def test_what_is_decided_without_algebra_takes_no_time():
     ):
         for answer in ANSWERS:
             if len(answer) <= MAX_LENGTH:
-                start = time.perf_counter()
-                verdicts = {reply_at_once(answer, gold), reply_at_once(gold, answer)}
-                assert time.perf_counter() - start < 2.0, answer[:60]  # about 0.1 s at most
+                with hang_guard():
+                    verdicts = {reply_at_once(answer, gold), reply_at_once(gold, answer)}
                 assert "=" not in verdicts, answer[:60]
 
 
+@pytest.mark.slow
 def test_the_reference_grader_runs_no_code_either(empty_folder, capfd):
     grader = Grader("book", time_limit=5.0)
     answers = [answer for row, answer in zip(ROWS, ANSWERS, strict=True) if row["kind"] == "code"]
@@ -81,9 +79,10 @@ def test_the_reference_grader_runs_no_code_either(empty_folder, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_worker_has_little_memory_and_writes_no_file(tmp_path):
     code = (
-        "from grpojax.tasks.worker import limit_resources; limit_resources()\n"
+        "from grpojax.grading.worker import limit_resources; limit_resources()\n"
         "try: bytearray(3 << 30)\n"
         "except MemoryError: print('bounded')\n"
         "try: print('5', file=open('canary', 'w'), flush=True)\n"
@@ -98,6 +97,7 @@ def test_a_worker_has_little_memory_and_writes_no_file(tmp_path):
         assert "bounded" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_bounded_while_it_grows():
     """An answer whose expansion has millions of terms: the worker is ended by time or memory, never beyond 1 GiB."""

@@ -1,8 +1,8 @@
-"""The worker process of the graders: it decides pairs of answers, one after the other, within limits of memory.
+"""The worker process of the graders: compares pairs of answers, one after the other, with limited memory.
 
-`python -m grpojax.tasks.worker NAME` reads a line of JSON for each pair, [seconds, answer, gold], and writes one
-character: `=` the same, `!` not the same, `?` too large; `.` once, when it is ready. It ends with its input, and by an
-alarm of the operating system a second after a time limit. It can write to no file, and what a library prints is lost.
+`python -m grpojax.grading.worker NAME` reads one line of JSON for each pair, [seconds, answer, gold], and writes one
+character: `=` the same, `!` not the same, `?` too large; first a `.` when it is ready. It ends when its input ends, or by an
+alarm of the operating system one second after a time limit. It cannot write to files, and what a library prints is discarded.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 MAX_MEMORY = 1 << 30  # bytes of address space
 
-# The module of each grader, and a pair that makes it load what it loads late.
+# The module of each grader, and a pair that makes it load what it otherwise loads on first use.
 _GRADERS = {
-    "grpojax": ("grpojax.tasks.symbolic", (r"\sqrt{x^{2}+2x}+\sqrt2", r"\sqrt{(x+2)x}+\frac{2}{\sqrt2}")),
-    "book": ("grpojax.tasks.book", (r"sqrt(8)x", r"2*sqrt(2)x")),
-    "math-verify": ("grpojax.tasks.math_verify_grader", (r"\frac{\sqrt8}{2}", r"\sqrt{2}")),
+    "grpojax": ("grpojax.grading.symbolic", (r"\sqrt{x^{2}+2x}+\sqrt2", r"\sqrt{(x+2)x}+\frac{2}{\sqrt2}")),
+    "book": ("grpojax.grading.book", (r"sqrt(8)x", r"2*sqrt(2)x")),
+    "math-verify": ("grpojax.grading.math_verify", (r"\frac{\sqrt8}{2}", r"\sqrt{2}")),
 }
 
 
@@ -43,7 +43,7 @@ def main(name: str) -> None:
 
 
 def limit_resources() -> None:
-    """Bound the memory; no files, no core dumps. A limit that the system does not have is left out (macOS: memory)."""
+    """Limits the memory; no files, no core dumps. A limit that the system does not have is skipped (macOS: memory)."""
     for name, size in (("AS", MAX_MEMORY), ("DATA", MAX_MEMORY), ("FSIZE", 0), ("CORE", 0)):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (size, size))

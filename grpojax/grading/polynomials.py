@@ -1,12 +1,12 @@
-r"""Fractions of polynomials in letters, pi, e, i and square roots: their equality is decided exactly, without sympy.
+r"""Exact equality, without sympy, of fractions of polynomials in letters, pi, e, i and square roots.
 
-Every polynomial has one form, because i^2 = -1, \sqrt p^2 = p, and the square roots of products of different primes are
-linearly independent over the rational numbers, as are the powers of pi. Letters stand for positive numbers.
+Every polynomial has one normal form, because i^2 = -1, \sqrt p^2 = p, and the square roots of products of different primes are
+linearly independent over the rational numbers, as are the powers of pi. Letters are positive numbers.
 """
 
 from fractions import Fraction
 
-from grpojax.tasks.latex import Tree
+from grpojax.grading.latex import Tree
 
 Generator = tuple[str, str]  # ("letter", "x"), ("constant", "pi"), ("root", "2"), ("root", "x")
 Monomial = tuple[tuple[Generator, int], ...]  # sorted, exponents above zero
@@ -14,19 +14,19 @@ Polynomial = dict[Monomial, Fraction]  # without zeros
 
 MAX_WORK = 4_000  # products of terms for one comparison
 MAX_BITS = 2_000  # of a coefficient
-MAX_PRIME = 1_000  # to which numbers under a root are divided
+MAX_PRIME = 1_000  # largest trial divisor of a number under a root
 ONE: Polynomial = {(): Fraction(1)}
 _I = ("constant", "i")
 
 
 class OutOfReach(Exception):
-    """No fraction of polynomials, or too large a one."""
+    """Not a fraction of polynomials, or one that is too large."""
 
 
 def same_value(left: Tree, right: Tree) -> bool | None:
-    r"""Whether two folded trees are the same value, or None where that takes more than polynomials.
+    r"""Whether two folded trees are the same value; None if that takes more than polynomials.
 
-    >>> from grpojax.tasks.equality import tree_of
+    >>> from grpojax.grading.equality import tree_of
     >>> same_value(tree_of(r"\frac{1}{\sqrt{8}}"), tree_of(r"\frac{\sqrt{2}}{4}"))
     True
     """
@@ -43,7 +43,7 @@ def same_value(left: Tree, right: Tree) -> bool | None:
 
 
 def ratio(left: tuple[Tree, Tree], right: tuple[Tree, Tree]) -> Fraction | None:
-    """The rational number by which right[0] - right[1] gives left[0] - left[1], 0 if none does; None as above."""
+    """The rational number c with left[0] - left[1] = c (right[0] - right[1]); 0 if there is none, None as in `same_value`."""
     try:
         work = _Work()
         overs, unders = [], []
@@ -63,7 +63,7 @@ def ratio(left: tuple[Tree, Tree], right: tuple[Tree, Tree]) -> Fraction | None:
 
 
 class _Work:
-    """Counts what it does, and gives up when it is too much."""
+    """Counts its operations, and gives up after too many."""
 
     def __init__(self) -> None:
         self._left = MAX_WORK
@@ -101,7 +101,7 @@ class _Work:
         if exponent[1].denominator == 2:
             if any(coefficient < 0 for coefficient in under.values()):
                 over, under = self.added({}, over, -1), self.added({}, under, -1)
-            over, under = self._root(self.multiplied(over, under)), under  # of a/b it is that of ab, over b > 0
+            over, under = self._root(self.multiplied(over, under)), under  # sqrt(a/b) = sqrt(ab) / b for b > 0
         if exponent[1] < 0:
             over, under = under, over
             if not under:
@@ -175,7 +175,7 @@ def _polynomial(monomial: Monomial, coefficient: Fraction = Fraction(1)) -> Poly
 
 
 def _product(left: Monomial, right: Monomial) -> tuple[Monomial, int]:
-    """The product of two monomials and the whole number that its roots and its i give."""
+    """The product of two monomials, and the whole number that comes from its roots and powers of i."""
     if not left or not right:
         return left or right, 1
     powers = dict(left)

@@ -1,4 +1,4 @@
-"""A pool of worker processes, each of which is killed and replaced when a question takes too long."""
+"""A pool of worker processes. A worker that takes too long for a question is killed and replaced."""
 
 import collections
 import json
@@ -17,60 +17,60 @@ START_SECONDS = 120.0  # for sympy to load on a busy machine
 
 
 class Pool:
-    """Worker processes of `worker.py`, started when they are needed. Not for several threads at once.
+    """Worker processes of `worker.py`, started when they are needed. Not thread-safe.
 
     Args:
       grader: the name of the grader, see `worker.py`.
-      size: the largest number of processes.
+      size: the most processes.
       time_limit: seconds for one question.
     """
 
     def __init__(self, grader: str, size: int, time_limit: float):
-        self._command = [sys.executable, "-P", "-m", "grpojax.tasks.worker", grader]
+        self._command = [sys.executable, "-P", "-m", "grpojax.grading.worker", grader]
         self._size = size
         self._time_limit = time_limit
         self._workers: list[_Worker] = []
 
     def ask(self, questions: Sequence[tuple[str, str]]) -> list[str]:
-        """The reply to each question, one character; "" where there was none in time, or the worker died of it."""
+        """The reply to each question, one character; "" if there was none in time or the worker died."""
         replies = [""] * len(questions)
         waiting = collections.deque(range(len(questions)))
         try:
             while waiting or self._busy():
                 for _ in range(min(self._size, len(waiting) + len(self._busy())) - len(self._workers)):
                     self._workers.append(_Worker(self._command))
-                for worker in [one for one in self._workers if one.ready and one.place is None][: len(waiting)]:
-                    place = waiting.popleft()
-                    if not worker.send(place, questions[place], self._time_limit):
-                        waiting.appendleft(place)  # it had died before
+                for worker in [one for one in self._workers if one.ready and one.index is None][: len(waiting)]:
+                    index = waiting.popleft()
+                    if not worker.send(index, questions[index], self._time_limit):
+                        waiting.appendleft(index)  # the worker had died before
                         self._drop(worker)
                 self._collect(replies)
         except BaseException:
-            self.close()  # no reply may be left in a pipe for the next question
+            self.close()  # so that no reply is left in a pipe for the next question
             raise
         return replies
 
     def close(self) -> None:
-        """End the worker processes; they start again when they are needed."""
+        """Ends the worker processes; they start again when they are needed."""
         for worker in [*self._workers]:
             self._drop(worker)
 
     def forget(self) -> None:
-        """In a forked child: leave the workers, which are the parent's."""
+        """In a forked child: forgets the workers, which belong to the parent."""
         for worker in self._workers:
             worker.forget()
         self._workers = []
 
     def _busy(self) -> list["_Worker"]:
-        return [worker for worker in self._workers if worker.place is not None]
+        return [worker for worker in self._workers if worker.index is not None]
 
     def _drop(self, worker: "_Worker") -> None:
         self._workers.remove(worker)
         worker.end()
 
     def _collect(self, replies: list[str]) -> None:
-        """Wait for the next replies or the next deadline."""
-        watched = [worker for worker in self._workers if not worker.ready or worker.place is not None]
+        """Waits for the next replies or the next deadline."""
+        watched = [worker for worker in self._workers if not worker.ready or worker.index is not None]
         if not watched:
             return
         with selectors.DefaultSelector() as selector:
@@ -91,8 +91,8 @@ class Pool:
                     self._drop(worker)
                     raise RunError(f"the grading process did not start; `{self._command_line()}` shows why")
                 continue
-            replies[worker.place] = reply
-            worker.place = None
+            replies[worker.index] = reply
+            worker.index = None
             if not reply:
                 self._drop(worker)
                 self._workers.append(_Worker(self._command))  # starts while others work
@@ -102,12 +102,12 @@ class Pool:
 
 
 class _Worker:
-    """One process, started as a program of its own: no fork of this process, and no import of its main module.
+    """One process, started as a separate program: not a fork of this process, and without importing its main module.
 
     Attributes:
       ready: whether it has loaded what it needs.
-      place: of the question it is at, or None.
-      deadline: by when it has to be ready or to reply, in seconds of the monotonic clock.
+      index: of the question it works on, or None.
+      deadline: when it must be ready or have replied, in seconds of the monotonic clock.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -118,26 +118,26 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for this process, which saves first
+            start_new_session=True,  # Ctrl-C is for the parent process, which saves first
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-                "PYTHONHASHSEED": "0",  # sympy's order of terms, and with it its success, follows the hash
+                "PYTHONHASHSEED": "0",  # the order of terms in sympy, and with it what it can simplify, depends on the hash
             },
         )
         self.replies = self._process.stdout
         self.ready = False
-        self.place: int | None = None
+        self.index: int | None = None
         self.deadline = time.monotonic() + START_SECONDS
         self.end = weakref.finalize(self, _end, self._process)  # also at exit
 
-    def send(self, place: int, question: tuple[str, str], seconds: float) -> bool:
-        """Whether the process took the question."""
+    def send(self, index: int, question: tuple[str, str], seconds: float) -> bool:
+        """Sends a question; returns whether the process received it."""
         try:
             self._process.stdin.write(json.dumps([seconds, *question]).encode() + b"\n")
         except BrokenPipeError:
             return False
-        self.place = place
+        self.index = index
         self.deadline = time.monotonic() + seconds
         return True
 
@@ -148,7 +148,7 @@ class _Worker:
         self.end.detach()
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.returncode = 0  # no child of this process: nothing to wait for
+        self._process.returncode = 0  # not a child of this process, so nothing to wait for
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -1,12 +1,12 @@
-"""Algebra with sympy on trees that were read by a closed grammar: what the rules of `equality.py` leave undecided."""
+"""Algebra with sympy, for what the rules of `equality.py` leave undecided. Its input was read by a closed grammar."""
 
 from fractions import Fraction
 
 import sympy
 
-from grpojax.tasks.answers import canonical_answer
-from grpojax.tasks.equality import Algebra, same_text
-from grpojax.tasks.latex import Tree
+from grpojax.grading.answers import canonical_answer
+from grpojax.grading.equality import Algebra, same_text
+from grpojax.grading.latex import Tree
 
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "infinity": sympy.oo}
 _FUNCTIONS = {
@@ -20,13 +20,13 @@ _NO_LETTERS: dict[str, sympy.Symbol] = {}
 
 
 def to_sympy(tree: Tree, positive: bool = True, bound: dict[str, sympy.Symbol] = _NO_LETTERS) -> sympy.Expr:
-    """The expression of a folded tree; letters stand for positive numbers, inside | | for real ones.
+    """The sympy expression of a folded tree. Letters are positive numbers, inside | | real ones.
 
     Args:
       bound: the letters of the sums, integrals and limits around it.
 
     Raises:
-      ValueError: for a tree that is no value, such as a tuple inside a sum.
+      ValueError: for a tree that is not a value, such as a tuple inside a sum.
     """
     kind, *parts = tree
     if kind == "number":
@@ -43,7 +43,7 @@ def to_sympy(tree: Tree, positive: bool = True, bound: dict[str, sympy.Symbol] =
     if kind == "power" and parts[0][0] == parts[1][0] == "number" and parts[0][1] < 0 and _is_odd_root(parts[1][1]):
         return -to_sympy(("power", ("number", -parts[0][1]), parts[1]))  # the real root
     if kind not in ("add", "multiply", "power"):
-        raise ValueError(f"a {kind} is no value")
+        raise ValueError(f"a {kind} is not a value")
     operation = {"add": sympy.Add, "multiply": sympy.Mul, "power": sympy.Pow}[kind]
     return operation(*(to_sympy(part, positive, bound) for part in parts))
 
@@ -53,7 +53,7 @@ def _is_odd_root(exponent: Fraction) -> bool:
 
 
 def _symbol(name: str, positive: bool, bound: dict[str, sympy.Symbol]) -> sympy.Expr:
-    """A letter; one with a bound subscript, `a_k` under a sum over k, is a function of it."""
+    """A letter. One with a bound subscript, such as `a_k` in a sum over k, is a function of it."""
     if name in bound:
         return bound[name]
     head, _, subscript = name.partition("_")
@@ -63,7 +63,7 @@ def _symbol(name: str, positive: bool, bound: dict[str, sympy.Symbol]) -> sympy.
 
 
 def _bound(parts: list, positive: bool, bound: dict[str, sympy.Symbol]) -> sympy.Expr:
-    """The value of a sum, a product, an integral or a limit, worked out where sympy can."""
+    """The value of a sum, a product, an integral or a limit, evaluated if sympy can."""
     kind, name, *bounds, body = parts
     whole = kind in ("sum", "product")
     letter = sympy.Dummy(name, integer=True) if whole else sympy.Dummy(name, real=True)
@@ -77,7 +77,7 @@ def _bound(parts: list, positive: bool, bound: dict[str, sympy.Symbol]) -> sympy
 
 
 def same_value(left: Tree, right: Tree) -> bool:
-    """Whether the difference is exactly zero. Digits only ever show that it is not."""
+    """Whether the difference is exactly zero. Digits are only used to show that it is not."""
     one, other = to_sympy(left), to_sympy(right)
     if one == other:
         return True
@@ -104,7 +104,7 @@ _REWRITES = (
 
 
 def order(left: Tree, right: Tree) -> int | None:
-    """-1, 0 or 1 as the first value is below, equal to or above the second; None where that depends on letters."""
+    """-1, 0 or 1 if the first value is below, equal to or above the second; None if that depends on letters."""
     if left == right or same_value(left, right):
         return 0
     difference = to_sympy(left) - to_sympy(right)
@@ -115,7 +115,7 @@ def order(left: Tree, right: Tree) -> int | None:
 
 
 def same_relation(left: Tree, right: Tree) -> bool:
-    """Whether one relation is the other times a number: not zero, and above zero for `<` and `\\leq`."""
+    """Whether one relation is the other times a nonzero number, which is positive for `<` and `\\leq`."""
     (_, sign, *one), (_, _, *other) = left, right
     ratio = sympy.simplify((to_sympy(one[0]) - to_sympy(one[1])) / (to_sympy(other[0]) - to_sympy(other[1])))
     if not ratio.is_number or not ratio.is_finite or ratio == 0:
@@ -124,7 +124,7 @@ def same_relation(left: Tree, right: Tree) -> bool:
 
 
 def _differ_at_a_point(one: sympy.Expr, other: sympy.Expr) -> bool:
-    """Whether the two are far apart, to 20 digits, where each letter has some value of its own."""
+    """Whether the two differ clearly, in 20 digits, at a point where every letter has another value."""
     symbols = sorted(
         one.free_symbols | other.free_symbols, key=lambda symbol: (symbol.name, symbol.is_positive is None)
     )
@@ -139,10 +139,10 @@ ALGEBRA = Algebra(same_value, order, same_relation)
 
 
 def verdict(answer: str, gold: str) -> str:
-    """`=`, `!` or `?` (too large) for a pair of raw answers; what sympy cannot work out is not the same."""
+    """`=`, `!` or `?` (too large) for a pair of raw answers; pairs that sympy cannot decide are not the same."""
     try:
         return "=" if same_text(canonical_answer(answer), canonical_answer(gold), ALGEBRA) else "!"
     except MemoryError:
         return "?"
-    except Exception:  # noqa: BLE001 - sympy raises anything
+    except Exception:  # noqa: BLE001 - sympy can raise anything
         return "!"

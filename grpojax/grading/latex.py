@@ -1,6 +1,6 @@
-r"""Reading an answer in LaTeX or plain text into a tree, by a closed grammar; nothing is ever evaluated as Python.
+r"""Reads an answer in LaTeX or plain text into a tree, by a closed grammar; nothing is ever evaluated as Python.
 
-    answer    = item { "," item }                          several items make a set
+    answer    = item { "," item }                          several items are a set
     item      = relation { ("\land" | "\lor") relation }
     relation  = union { ("=" | "<" | ">" | "\leq" | "\geq" | "\neq" | "\in" | "\approx") union }  or  sum ":" sum
     union     = sum { ("\cup" | "\cap" | "\setminus") sum }
@@ -10,7 +10,7 @@ r"""Reading an answer in LaTeX or plain text into a tree, by a closed grammar; n
     atom      = number | letter | constant | text | function | \frac | \binom | \sqrt | \sum | \prod | \int | \lim
               | matrix | bracketed answer | set-builder | |sum|
 
-A tree is a nested tuple whose first entry names it; the others are parts of it:
+A tree is a nested tuple. Its first entry is its kind, the others are its parts:
 
     ("number", Fraction)  ("symbol", name)  ("constant", "pi" | "e" | "i" | "infinity")  ("text", words)
     ("add", *terms)  ("multiply", *factors)  ("power", base, exponent)  ("function", name, *arguments)
@@ -28,10 +28,10 @@ from typing import Any
 
 Tree = tuple[Any, ...]
 
-MAX_LENGTH = 2000  # characters of an answer that is read
-MAX_DEPTH = 40  # brackets, exponents and arguments inside each other
-MAX_ITEMS = 100  # of all lists together, or of a matrix
-MAX_LISTS = 4  # sets and unions inside each other
+MAX_LENGTH = 2000  # characters of an answer
+MAX_DEPTH = 40  # nested brackets, exponents and arguments
+MAX_ITEMS = 100  # of all lists together, or entries of a matrix
+MAX_LISTS = 4  # nested sets and unions
 MAX_CHAIN = 6  # sides of a chain of equations
 
 
@@ -40,7 +40,7 @@ class Unreadable(ValueError):
 
 
 class TooLarge(ValueError):
-    """The text passes a limit of size, so that looking at it would take too long."""
+    """The text exceeds a size limit, so reading or comparing it would take too long."""
 
 
 MINUS_ONE: Tree = ("number", Fraction(-1))
@@ -72,11 +72,11 @@ _NO_ATOM = (
 _ROUNDING = {"\\lfloor": ("floor", "\\rfloor"), "\\lceil": ("ceiling", "\\rceil")}
 _BOUND = {"sum": "sum", "prod": "product", "int": "integral", "lim": "limit"}
 _MATRICES = {"matrix", "pmatrix", "bmatrix", "array"}
-_WORD_LENGTH = 3  # longer runs of letters are words, not products
+_WORD_LENGTH = 3  # a longer run of letters is a word, not a product
 
 
 def read_answer(text: str) -> Tree:
-    r"""The tree of a normalised answer; with `\pm` in it, the set of both readings.
+    r"""The tree of a normalised answer; an answer with `\pm` is the set of both readings.
 
     >>> read_answer("3x")
     ('multiply', ('number', Fraction(3, 1)), ('symbol', 'x'))
@@ -94,7 +94,7 @@ def read_answer(text: str) -> Tree:
 
 
 def _checked(tree: Tree) -> Tree:
-    """The tree, unless comparing its lists with others would take long."""
+    """The tree, unless comparing its lists would take too long."""
     if _lists_within(tree) > MAX_LISTS:
         raise TooLarge(f"more than {MAX_LISTS} lists inside each other")
     return tree
@@ -106,7 +106,7 @@ def _lists_within(tree: Tree) -> int:
 
 
 def items_of(tree: Tree) -> tuple[Tree, ...]:
-    """The items of a set; any other tree is the one item of its own set."""
+    """The items of a set; any other tree is a set of one item."""
     return tree[1:] if tree[0] == "set" else (tree,)
 
 
@@ -119,7 +119,7 @@ class _Reader:
         self._depth = 0
         self._bars = 0  # open |
         self._listed = 0  # commas so far
-        self._integrals = 0  # open \\int, each of which ends with d and a letter
+        self._integrals = 0  # open \\int; each ends with d and a letter
 
     def answer(self) -> Tree:
         items = self._items()
@@ -152,17 +152,17 @@ class _Reader:
 
     @contextlib.contextmanager
     def _deeper(self) -> Iterator[None]:
-        """Bounds the recursion."""
+        """Limits the recursion."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise TooLarge(f"nested deeper than {MAX_DEPTH}")
         yield
         self._depth -= 1
 
-    # --- from the whole to the parts ---
+    # --- the grammar, top down ---
 
     def _items(self) -> list[Tree]:
-        """A comma list, at least one item long, one level deeper than its surroundings."""
+        """A comma list of at least one item, one level deeper than its surroundings."""
         with self._deeper():
             bars, self._bars = self._bars, 0
             items = [self._item()]
@@ -214,7 +214,7 @@ class _Reader:
         raise Unreadable("a chain of relations")
 
     def _ratio(self, left: Tree) -> Tree:
-        """`3:4` is 3/4; two digits behind the colon may be minutes."""
+        """`3:4` is 3/4; two digits after the colon could be minutes."""
         if self._peek().isdecimal() and self._peek(1).isdecimal() and not self._peek(2).isdecimal():
             raise Unreadable("a time, or a ratio")
         return _quotient(left, self._union())
@@ -242,7 +242,7 @@ class _Reader:
         return _negative(product) if negative else product
 
     def _product(self) -> Tree:
-        """Factors, with at most one unit before or behind them; two units, as in `3 cm * 4 cm`, are left out."""
+        """Factors, with at most one unit before or after them; two units, as in `3 cm * 4 cm`, are dropped."""
         units = [self._next()] if self._peek().startswith("\\unit{") else []
         factors = [self._power_or_mixed() if not units else self._signed_power()]
         while True:
@@ -273,7 +273,7 @@ class _Reader:
         return _negative(power) if negative else power
 
     def _power_or_mixed(self) -> Tree:
-        """A power, or a whole number with a fraction behind it, which it is added to."""
+        """A power, or a mixed number: a whole number followed by a fraction, which is their sum."""
         start = self._place
         power = self._power()
         if not all(token.isdecimal() for token in self._tokens[start : self._place]):
@@ -299,9 +299,9 @@ class _Reader:
         return base
 
     def _argument(self, whole_number: bool = False) -> Tree:
-        r"""What a command or `^` applies to: a group or, as in TeX, the one next token; here also a sign before it.
+        r"""The argument of a command or of `^`: a group or, as in TeX, the next token; here also with a sign.
 
-        `whole_number` takes all digits of `2^10` and `\sqrt 12`, where one digit makes no sense; `\frac59` is 5/9.
+        `whole_number` takes all digits, as in `2^10` and `\sqrt 12`, where a single one makes no sense; `\frac59` is 5/9.
         """
         self._accept(" ")
         with self._deeper():
@@ -380,7 +380,7 @@ class _Reader:
         return ("constant", name) if name in ("e", "i") else ("symbol", name)
 
     def _letters(self) -> str:
-        """The letters that name an angle or a triangle."""
+        """The letters of the name of an angle or a triangle."""
         letters = ""
         while len(self._peek()) == 1 and self._peek().isalpha():
             letters += self._next()
@@ -405,7 +405,7 @@ class _Reader:
         return digits
 
     def _decimal(self) -> Tree:
-        """12, 1.25, .5, 2., 0.1\\overline{6}, and a numeral with its base, 52_8, which is a name, not a value."""
+        """12, 1.25, .5, 2., 0.1\\overline{6}, and a numeral with its base, 52_8, which is a name and not a value."""
         whole = "" if self._peek() == "." else self._digits()
         if self._accept("_"):
             return ("symbol", f"{whole}_{self._subscript()}")
@@ -463,7 +463,7 @@ class _Reader:
         return parts[0] if len(parts) == 1 else ("intersection", *parts)
 
     def _bound(self, kind: str) -> Tree:
-        r"""`\sum_{k=1}^{n} k`, `\prod`, `\int_0^1 x dx`, `\lim_{n\to\infty} 1/n`; the letter gets a name of its own."""
+        r"""`\sum_{k=1}^{n} k`, `\prod`, `\int_0^1 x dx`, `\lim_{n\to\infty} 1/n`; the bound letter gets a unique name."""
         self._expect("_")
         if kind == "integral":
             low = self._argument()
@@ -539,7 +539,7 @@ class _Reader:
 
 
 def _split_letters(part: str) -> list[str]:
-    """A run of letters is a name the grammar knows, or a product of at most three letters."""
+    """A run of letters is a known name, or a product of at most three letters."""
     if not part.isalpha() or len(part) == 1 or part in FUNCTIONS or part in ("sqrt", "pi", "infinity", "infty"):
         return [part]
     if len(part) > _WORD_LENGTH or not part.isascii():
@@ -566,7 +566,7 @@ def _words(words: str) -> Tree:
 
 
 def relation(sign: str, left: Tree, right: Tree) -> Tree:
-    r"""A relation in one form: `x \in S` is S, and the smaller side of an inequality is on the left.
+    r"""A relation in normal form: `x \in S` is S, and the smaller side of an inequality is on the left.
 
     >>> relation(">", ("symbol", "x"), MINUS_ONE)
     ('relation', '<', ('number', Fraction(-1, 1)), ('symbol', 'x'))
@@ -579,7 +579,7 @@ def relation(sign: str, left: Tree, right: Tree) -> Tree:
 
 
 def _equation(signs: list[str], sides: list[Tree]) -> Tree:
-    r"""`a = b`, or `x = a = b`, all of which count; what follows an `\approx` counts only behind a bare name."""
+    r"""`a = b`, or `x = a = b`, where every value counts; what follows `\approx` counts only after a bare name."""
     exact = 1 + (signs + ["\\approx"]).index("\\approx")
     if exact == 1 and sides[0][0] == "symbol":
         exact = 2
@@ -598,7 +598,7 @@ def names(tree: Tree) -> set[str]:
 
 
 def _renamed(tree: Tree, old: str, new: str) -> Tree:
-    """The tree with a letter renamed, also as the whole subscript of another."""
+    """The tree with a letter renamed, also where it is the whole subscript of another letter."""
     if tree == ("constant", old):  # the index i
         return ("symbol", new)
     if tree[0] == "symbol":

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from grpojax.tasks import symbolic
-from grpojax.tasks.equality import fold
-from grpojax.tasks.grading import Grader, grade
-from grpojax.tasks.latex import TooLarge, Unreadable, read_answer
+from grpojax.grading import symbolic
+from grpojax.grading.equality import fold
+from grpojax.grading.grader import Grader, grade
+from grpojax.grading.latex import TooLarge, Unreadable, read_answer
 
 TOO_LARGE = [
     r"9^{9^{9^9}}",
@@ -43,11 +43,9 @@ TOO_LARGE = [
 
 
 @pytest.mark.parametrize("answer", TOO_LARGE)
-def test_size_limits_come_before_any_work(answer):
-    start = time.perf_counter()
-    with pytest.raises((TooLarge, Unreadable)):
+def test_size_limits_come_before_any_work(answer, hang_guard):
+    with hang_guard(), pytest.raises((TooLarge, Unreadable)):
         fold(read_answer(answer))
-    assert time.perf_counter() - start < 1.0  # about 0.02 s at most
 
 
 def test_what_was_given_up_is_counted():
@@ -108,7 +106,7 @@ def test_the_default_grader_from_a_thread():
 
 
 def test_the_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr("grpojax.tasks.grading.CACHE_SIZE", 3)
+    monkeypatch.setattr("grpojax.grading.grader.CACHE_SIZE", 3)
     grader = Grader()
     assert not any(grader.grade(str(k), "-1") for k in range(10))
     assert len(grader._known) == 3
@@ -127,15 +125,16 @@ def test_algebra_that_fails_or_runs_out_of_memory_is_an_answer(monkeypatch):
 SCRIPT = r"""
 import sys, threading
 import grpojax.tasks.rewards, grpojax.tasks.problems, grpojax.tasks.prompts
-from grpojax.tasks import grading
+from grpojax.grading import grader
 assert not {"jax", "sympy", "numpy"} & set(sys.modules), "a light import"
-thread = threading.Thread(target=lambda: print(grading.grade(r"\sqrt[3]{16}", r"2\sqrt[3]2", 60.0)))
+thread = threading.Thread(target=lambda: print(grader.grade(r"\sqrt[3]{16}", r"2\sqrt[3]2", 60.0)))
 thread.start(); thread.join()
 assert "sympy" not in sys.modules, "algebra stays in the worker"
-print(grading._shared_grader(60.0)._pool._workers[0]._process.pid)
+print(grader._shared_grader(60.0)._pool._workers[0]._process.pid)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "import os; sys.stdout.flush(); os._exit(0)", "raise SystemExit(3)"])
 def test_a_script_without_main_guard_leaves_no_process(tmp_path, ending):
     """The script is no package and has no `if __name__ == "__main__"`; a fake sympy in its folder is not picked up."""
@@ -166,6 +165,6 @@ def test_a_worker_that_cannot_start_says_how_to_see_why(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(
         RuntimeError,
-        match=r"the grading process did not start; `/bin/true -m grpojax\.tasks\.worker grpojax` shows why",
+        match=r"the grading process did not start; `/bin/true -m grpojax\.grading\.worker grpojax` shows why",
     ):
         Grader().grade(r"\sqrt[3]2\sqrt[3]3", r"\sqrt[3]6")

@@ -1,6 +1,6 @@
-"""When two answers are the same: rules on the trees of `latex.py`, exact, and without sympy.
+"""When two answers are the same: exact rules on the trees of `latex.py`, without sympy.
 
-What takes more algebra than `polynomials.py` knows (functions, roots of sums) is left to an `Algebra`; that of
+What takes more algebra than `polynomials.py` has (functions, roots of sums) is left to an `Algebra`; the one in
 `symbolic.py` uses sympy.
 """
 
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple, NoReturn
 
-from grpojax.tasks import polynomials
-from grpojax.tasks.latex import INFINITY, TooLarge, Tree, Unreadable, items_of, names, read_answer
-from grpojax.tasks.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
-from grpojax.tasks.units import Unit, unit_of
+from grpojax.grading import polynomials
+from grpojax.grading.latex import INFINITY, TooLarge, Tree, Unreadable, items_of, names, read_answer
+from grpojax.grading.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
+from grpojax.grading.units import Unit, unit_of
 
 MAX_BITS = 30_000  # of a numerator or denominator; 2006! has 19,000
 MAX_WORK = 20 * MAX_BITS  # bits of all intermediate results together
 MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 3_000  # also the upper number of a binomial
 MAX_TERMS = 20_000  # of a power of a sum, and of a sum from one number to another
-MAX_TOWER = 3  # powers in the exponent of each other
+MAX_TOWER = 3  # nested exponents
 
 
 class Undecided(Exception):
@@ -29,8 +29,8 @@ class Undecided(Exception):
 
 
 class Algebra(NamedTuple):
-    """Whether two values are equal; which is larger (-1, 0, 1, or None where letters decide); whether two relations
-    with one sign have the same solutions.
+    """Whether two values are equal; which is larger (-1, 0, 1, or None if it depends on letters); whether two relations
+    with the same sign have the same solutions.
     """
 
     same_value: Callable[[Tree, Tree], bool]
@@ -50,14 +50,14 @@ _VALUES = {"number", "constant", "symbol", "add", "multiply", "power", "function
 def same_text(left: str, right: str, algebra: Algebra = NO_ALGEBRA) -> bool:
     r"""Whether two canonical answers (`answers.py`) are the same.
 
-    What is no mathematics is compared as text: words and choice letters without wrapper, brackets and case. A choice
-    letter before a value, `(C) 12`, is either of the two.
+    What is not mathematics is compared as text: words and choice letters, ignoring wrapper, brackets and case. A choice
+    letter before a value, as in `(C) 12`, matches the letter and the value.
 
     >>> same_text(r"\text{(c)}12", r"\text{(c)}"), same_text(r"\text{(c)}12", "12"), same_text("C", "(c)")
     (True, True, True)
 
     Raises:
-      Undecided: where it takes algebra and there is none.
+      Undecided: if it takes algebra and there is none.
       TooLarge
     """
     if left == right or _same_words(left, right):
@@ -76,7 +76,7 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[-'][^\W\d_]+)*")
 
 
 def _same_choice(choices: list[re.Match[str] | None], texts: list[str], algebra: Algebra) -> bool:
-    """Of `(C) 12` and a lone letter, the letters; of two such, both; of `(C) 12` and a value, the values."""
+    """For `(C) 12` and a lone letter compares the letters, for two such answers both, for `(C) 12` and a value the values."""
     letters = [choice[1] if choice else _bare_words(text).lower() for choice, text in zip(choices, texts, strict=True)]
     if not all(choices) and all(len(letter) == 1 and letter.isalpha() for letter in letters):
         return letters[0] == letters[1]
@@ -99,7 +99,7 @@ def _bare_words(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def tree_of(text: str) -> Tree:
-    """The folded tree of a canonical answer; remembered, because a right answer is compared with many.
+    """The folded tree of a canonical answer; cached, because a right answer is compared with many.
 
     Raises:
       Unreadable, TooLarge
@@ -110,12 +110,12 @@ def tree_of(text: str) -> Tree:
 def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
     """Whether two folded trees are the same answer.
 
-    Lists are equal as sets, and one value is a set of one. Tuples agree in brackets and places, matrices in every
-    entry, intervals, inequalities and unions as sets of real numbers. A name in front (`x =`, `f(x) =`) does not count against
-    an answer without one, nor does a unit; two units of one kind do.
+    Lists are compared as sets, and one value is a set of one. Tuples must agree in brackets and order, matrices in every
+    entry, intervals, inequalities and unions as sets of real numbers. A name in front (`x =`, `f(x) =`) or a unit does not
+    count if the other answer has none; two units of one kind do.
 
     Raises:
-      Undecided: where it takes algebra and there is none.
+      Undecided: if it takes algebra and there is none.
     """
     if left == right:
         return True
@@ -153,7 +153,7 @@ def _all_same(lefts: Tree, rights: Tree, algebra: Algebra) -> bool:
 
 
 def _same_list(left: Tree, right: Tree, algebra: Algebra) -> bool:
-    """As sets; `x = 1, y = 2` is also the point (1, 2)."""
+    """Compares lists as sets; `x = 1, y = 2` is also the point (1, 2)."""
     for one, other in ((left, right), (right, left)):
         point = _point(one) if other[0] == "tuple" else None
         if point:
@@ -165,7 +165,7 @@ def _same_list(left: Tree, right: Tree, algebra: Algebra) -> bool:
 
 
 def _point(tree: Tree) -> Tree | None:
-    """`x = 1, y = 2` as (1, 2), the letters in the order of the alphabet."""
+    """`x = 1, y = 2` as (1, 2), with the letters in alphabetical order."""
     if tree[0] != "set" or any(item[:2] != ("relation", "=") or item[2][0] != "symbol" for item in tree[1:]):
         return None
     values = {item[2][1]: item[3] for item in tree[1:]}
@@ -173,13 +173,13 @@ def _point(tree: Tree) -> Tree | None:
 
 
 def _is_column_of(matrix: Tree, point: Tree, algebra: Algebra) -> bool:
-    """Whether a matrix is the column of the coordinates of a point."""
+    """Whether a matrix is the column of a point's coordinates."""
     is_column = matrix[0] == "matrix" and point[:3] == ("tuple", "(", ")") and all(len(row) == 1 for row in matrix[1:])
     return is_column and _all_same(tuple(row[0] for row in matrix[1:]), point[3:], algebra)
 
 
 def _values(equation: Tree) -> Tree:
-    """The values an equation stands for, all of which count: what a name is equal to, or both sides of `6 * 7 = 42`."""
+    """The values of an equation, which all count: what a name is equal to, or both sides of `6 * 7 = 42`."""
     if equation[1] != "=":
         return ()
     name = equation[2]
@@ -210,7 +210,7 @@ def _same_relation(left: Tree, right: Tree, algebra: Algebra) -> bool:
 
 
 def _same_real_set(left: Tree, right: Tree, algebra: Algebra) -> bool:
-    """As sets of real numbers; where they cannot be read so, by their parts or as relations."""
+    """Compares sets of real numbers; if they cannot be read as such, their parts, or as relations."""
 
     def order(one: Tree, other: Tree) -> int:
         rank = _order(one, other, algebra)
@@ -258,7 +258,7 @@ def _same_quantity(left: Tree, right: Tree, algebra: Algebra) -> bool:
     if kinds == ["?", "?"] and its_unit.removesuffix("s") != its_other_unit.removesuffix("s"):
         return False
     if all(kinds) and "?" not in kinds and kinds[0].partition("^")[0] != kinds[1].partition("^")[0]:
-        return False  # kilograms and dollars; but of cm and cm^2 one is a slip
+        return False  # kilograms and dollars; cm for cm^2 is taken for a slip
     if same_answer(one, other, algebra):
         return True
     if not its_other_unit and kinds[0] in _NUMBERS:
@@ -275,7 +275,7 @@ def _scaled(tree: Tree, size: Fraction) -> Tree:
 
 
 def _plain(quantity: Tree) -> Tree:
-    """Degrees as a part of pi, percent as hundredths."""
+    """Degrees as a multiple of pi, percent as hundredths."""
     _, value, unit = quantity
     return fold(("multiply", value, *_NUMBERS[unit_of(unit).kind]))
 
@@ -287,21 +287,21 @@ _NUMBERS: dict[str, tuple[Tree, ...]] = {
 
 
 def fold(tree: Tree) -> Tree:
-    """The tree with every rational part worked out.
+    """The tree with every rational part evaluated.
 
-    >>> from grpojax.tasks.latex import read_answer
+    >>> from grpojax.grading.latex import read_answer
     >>> fold(read_answer("3 1/2+x"))
     ('add', ('number', Fraction(7, 2)), ('symbol', 'x'))
 
     Raises:
-      TooLarge: for numbers, exponents or factorials that would take long.
-      Unreadable: for a division by zero or the factorial of what has none.
+      TooLarge: for numbers, exponents or factorials that would take too long.
+      Unreadable: for a division by zero, or a factorial that does not exist.
     """
     return _Folder().fold(tree)
 
 
 class _Folder:
-    """Keeps count of the bits computed with."""
+    """Counts the bits of its intermediate results."""
 
     def __init__(self) -> None:
         self._work = 0
@@ -387,14 +387,14 @@ class _Folder:
 
 
 def _in_radians(tree: Tree) -> Tree:
-    """The argument of a function of an angle, with the terms in degrees made parts of pi."""
+    """The argument of a trigonometric function, with terms in degrees as multiples of pi."""
     if tree[0] == "quantity":
         return ("multiply", tree[1], *_NUMBERS["angle"]) if unit_of(tree[2]) == unit_of("degree") else tree[1]
     return tuple(_in_radians(part) if isinstance(part, tuple) else part for part in tree)
 
 
 def _without_units(tree: Tree) -> Tree:
-    """A value in which no unit is left; a sum of one unit is a quantity of that unit."""
+    """A value without units; a sum with a single unit is a quantity of that unit."""
     units = {part[2] if part[0] == "quantity" else "" for part in tree if isinstance(part, tuple)} - {""}
     if not units:
         return tree
@@ -411,14 +411,14 @@ def _finite_sets(tree: Tree) -> Tree:
 
 
 def _tower(tree: Tree) -> int:
-    """How many powers stand in the exponent of each other."""
+    """How deep exponents are nested."""
     if tree[0] == "power":
         return max(1 + _tower(tree[2]), _tower(tree[1]))
     return max((_tower(part) for part in tree if isinstance(part, tuple)), default=0)
 
 
 def _exact_root(value: Fraction, degree: int) -> Fraction | None:
-    """The rational root, if there is one; of a negative number the real one, if the degree is odd.
+    """The rational root, if there is one; for a negative number and an odd degree the real one.
 
     >>> _exact_root(Fraction(-8, 27), 3), _exact_root(Fraction(8), 2)
     (Fraction(-2, 3), None)
@@ -444,7 +444,7 @@ def _whole_root(value: int, degree: int) -> int | None:
 
 def _factorial(value: Fraction) -> int:
     if value.denominator != 1 or value < 0:
-        raise Unreadable("a factorial of no whole number")
+        raise Unreadable("a factorial of something else than a whole number")
     if value > MAX_FACTORIAL:
         raise TooLarge(f"a factorial above {MAX_FACTORIAL}!")
     return math.factorial(int(value))
@@ -452,7 +452,7 @@ def _factorial(value: Fraction) -> int:
 
 def _binomial(above: Fraction, below: Fraction) -> int:
     if above.denominator != 1 or below.denominator != 1 or above < 0 or below < 0:
-        raise Unreadable("a binomial of no whole numbers")
+        raise Unreadable("a binomial of something else than whole numbers")
     if above > MAX_FACTORIAL:
         raise TooLarge(f"a binomial above {MAX_FACTORIAL}")
     return math.comb(int(above), int(below))

@@ -1,7 +1,7 @@
-"""Units behind a number: which words are one, and which quantities can be compared.
+"""Units behind a number: which words are units, and which quantities can be compared.
 
-A unit does not count where only one answer has one. Where both name units of one kind, the quantities are compared:
-5 cm is not 5 m, and 3 hours are 180 minutes. Units of unlike kinds differ, except for a slip such as cm for cm^2.
+If only one answer has a unit, it does not count. If both have units of the same kind, the quantities are compared: 5 cm is
+not 5 m, and 3 hours are 180 minutes. Units of different kinds differ, except for slips such as cm for cm^2.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import NamedTuple
 class Unit(NamedTuple):
     """What a unit measures, and its size in the smallest unit of that kind.
 
-    The kind is "" where it says nothing, as in `12 units`, and "?" where the words are unknown.
+    The kind is "" if it says nothing, as in `12 units`, and "?" for unknown words.
     """
 
     kind: str
@@ -46,8 +46,8 @@ for _kind, _rows in _TABLE.items():
             if len(_name) > 1:
                 _UNITS[_name + "s"] = _UNITS[_name]
 
-_SHORT = {"mm", "cm", "km", "kg", "ft", "mph"}  # read as a unit also where they touch a number
-# Words that say more than what is counted: not a unit.
+_SHORT = {"mm", "cm", "km", "kg", "ft", "mph"}  # units even without a space after the number
+# Words that say more than what is counted, so they are not a unit.
 _TELLING = set(SCALES) | set(
     "a about above all almost and approx approximately are at below between by choose consecutive divided do does "
     "exactly except false for from greater half has if is least less maximum minimum minus mod modulo more most "
@@ -57,16 +57,15 @@ _TELLING = set(SCALES) | set(
 
 
 def is_bare_unit(word: str, spaced: bool) -> bool:
-    """Whether letters without a wrapper behind a number are a unit, `15cm` or `15 in`, and no product, `15mg`."""
+    """Whether bare letters behind a number are a unit, as in `15cm` or `15 in`, and not a product, as in `15mg`."""
     return word in _SHORT or (word.lower() in _UNITS and len(word) > (1 if spaced else 3))
 
 
 @functools.lru_cache(maxsize=1024)
 def unit_of(words: str) -> Unit | None:
-    r"""The unit that words name, `cm^2`, `square feet`, `miles per hour`, or None where they are none.
+    r"""The unit that words name, such as `cm^2`, `square feet` or `miles per hour`; None if they are not a unit.
 
-    Unknown words are a unit of an unknown kind, so that `7 students` are 7, unless one of them tells more, as in
-    `7 or more`.
+    Unknown words are a unit of unknown kind, so `7 students` is 7, unless one of them says more, as in `7 or more`.
 
     >>> unit_of("cm^2").kind, unit_of("square inches").size == 254**2, unit_of("students").kind, unit_of("or more")
     ('length^2', True, '?', None)

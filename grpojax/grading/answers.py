@@ -1,18 +1,18 @@
-r"""Finding the answer in a text, and writing it in one way.
+r"""Finds the answer in a text and brings it to a normal form. Both take linear time on any input.
 
-An answer is what stands in the last complete `\boxed{}`. Both functions take linear time on any input.
+The answer is the content of the last complete `\boxed{}`.
 """
 
 import functools
 import re
 
 from grpojax.errors import InputError
-from grpojax.tasks.latex import FUNCTIONS, GREEK
-from grpojax.tasks.units import SCALES, is_bare_unit, unit_of
+from grpojax.grading.latex import FUNCTIONS, GREEK
+from grpojax.grading.units import SCALES, is_bare_unit, unit_of
 
 _BOX_TOKEN = re.compile(r"\\boxed(?![A-Za-z])\s*(?P<box>\{)?|\\(?!\\boxed).|[{}]", re.DOTALL)
 _NUMBER = re.compile(
-    r"(?:(?<![\w)])[-\u2212])?"  # a sign, where it is no subtraction
+    r"(?:(?<![\w)])[-\u2212])?"  # a sign, unless it is a subtraction
     r"(?:[1-9]\d{0,2}(?:,\d{3}(?!\d))+|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:/\d+)?"
 )
 
@@ -20,12 +20,12 @@ _NUMBER = re.compile(
 def extract_answer(text: str, fallback: str | None = None) -> str:
     r"""The content of the last complete `\boxed{...}` of a text, or "".
 
-    Braces nest and escaped ones (`\{`) do not count; of nested boxes the inner one is the last. A box that never closes
-    is no box, nor is `\boxed 7`: TeX would frame one digit of `\boxed 12`, and its writer means another answer.
+    Braces nest and escaped ones (`\{`) do not count; of nested boxes the inner one is the last. A box that is never closed
+    does not count, nor does `\boxed 7`: in `\boxed 12` TeX would frame one digit, which is not what its writer means.
 
     Args:
-      text: the generated text alone: a prompt may show a box of its own.
-      fallback: what to take where there is no box or an empty one: None for nothing (training), "last_number" for the
+      text: the generated text, without the prompt, which may contain a box.
+      fallback: what to return if there is no box or an empty one: None for nothing (training), "last_number" for the
         last number of the text (evaluation).
 
     >>> extract_answer(r"so \boxed{3}, no, \boxed{\frac{1}{2}} and \boxed{4")
@@ -45,7 +45,7 @@ def extract_answer(text: str, fallback: str | None = None) -> str:
 
 
 def _last_box(text: str) -> str:
-    """One pass with a stack of open braces: each box is known by the place where its content starts."""
+    """One pass with a stack of open braces; a box is identified by where its content starts."""
     open_braces: list[tuple[int, bool]] = []
     last = (0, 0)
     for match in _BOX_TOKEN.finditer(text):
@@ -59,7 +59,7 @@ def _last_box(text: str) -> str:
     return text[slice(*last)]
 
 
-# What unicode writes for LaTeX; a run of raised or lowered digits becomes ^{...} or _{...}.
+# Unicode for LaTeX; a run of raised or lowered digits becomes ^{...} or _{...}.
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _UNICODE = str.maketrans({
@@ -90,8 +90,8 @@ _TOKEN = re.compile(
     _WRAPPER + r"\{(?P<words>[^{}]*)\}|\\[A-Za-z]+|\\.|\s+|\d+|[A-Za-z]+|\*\*|[<>]=|.",
     re.DOTALL,
 )
-_READABLE = set(FUNCTIONS | GREEK | {"sqrt", "infinity", "infty", "begin", "end", "lambda"})  # no words of a language
-# Each is replaced before the text is cut into tokens.
+_READABLE = set(FUNCTIONS | GREEK | {"sqrt", "infinity", "infty", "begin", "end", "lambda"})  # not words of a language
+# Replaced before the text is split into tokens.
 _REWRITTEN = [
     (re.compile(r"\A\s*\*\*([^*]+)\*\*\s*\Z"), r"\1"),  # bold in Markdown
     (re.compile(r"\\(?:left|right)\s*\."), ""),  # an invisible bracket
@@ -101,7 +101,7 @@ _REWRITTEN = [
     (re.compile(r"\^(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\}|\\degree(?![A-Za-z])|\{\s*\\degree\s*\})"), r"\\degree "),
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\[!,;:])\s*(?=\d{3})"), ""),  # a comma of thousands
     (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
-    (re.compile(r"(?<![\d.])(\d+\.\d+)[eE]([-+]?\d{1,4})(?![\d.])"), r"\1*10^{\2}"),
+    (re.compile(r"(?<![\w.])(\d*\.\d+|\d+(?=[eE](?:\d|[-+]0\d))|1(?=[eE]))[eE]([-+]?\d{1,4})(?![\w.^!])"), r"\1*10^{\2}"),
 ]
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]t|le|ge|ne|leq|geq|neq|leqslant|geqslant)(?![A-Za-z])")
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|equation|gathered|split)\*?\}")
@@ -111,10 +111,10 @@ _TEXT_BEHIND = re.compile(rf"(?<=[\w)}}])(?<!\\text){_TEXT}(?:[/*]?{_TEXT})*(?![
 
 
 def normalize_answer(text: str) -> str:
-    r"""An answer in one way of writing, for comparing text.
+    r"""The normal form of an answer, for comparing text.
 
     Spaces, sizes of brackets, dollar, percent and degree signs, units behind a number, thousands separators and the
-    letter case inside `\text{}` go; synonyms such as `\dfrac`, `\times` and unicode signs become one. Braces stay.
+    letter case inside `\text{}` are removed; synonyms such as `\dfrac`, `\times` and unicode signs get one form. Braces stay.
 
     >>> normalize_answer(r"$\left( 1,\!000 \,\text{ cm}^2 \right)$"), normalize_answer("90^\\circ")
     ('(1000)', '90')
@@ -124,7 +124,7 @@ def normalize_answer(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def canonical_answer(text: str) -> str:
-    r"""As `normalize_answer`, with each unit kept as `\unit{...}`: what the grader reads.
+    r"""Like `normalize_answer`, but with each unit kept as `\unit{...}`: what the grader reads.
 
     >>> canonical_answer(r"15\mbox{ cm}^2"), canonical_answer(r"\$1.5 \text{ million}"), canonical_answer("42 apples")
     ('15\\unit{cm^2}', '\\unit{dollar}1.5*1000000', '42\\unit{apples}')
@@ -148,7 +148,7 @@ def canonical_answer(text: str) -> str:
 
 
 def _joined(text: str) -> str:
-    """The tokens of a text, renamed and joined; a space stays only where two numbers or words would run together."""
+    """The tokens of a text, renamed and joined; a space stays only between two numbers or words that would run together."""
     parts: list[str] = [""]
     spaced = False
     inequality = _INEQUALITY.search(text) is not None
@@ -188,7 +188,7 @@ def _worded(words: str, inequality: bool) -> str:
 
 
 def _is_word(token: str, before: list[str], spaced: bool) -> bool:
-    """Whether bare letters are words of a language, as the last of `42 apples` or `no solution`, and no product."""
+    """Whether bare letters are words, as in `42 apples` or `no solution`, and not a product."""
     if not (token.isalpha() and token.isascii()) or token in _READABLE:
         return False
     if before[-1] == "/" and before[-2].startswith("\\text{"):
@@ -203,7 +203,7 @@ def _is_word(token: str, before: list[str], spaced: bool) -> bool:
 
 
 def _as_unit(match: re.Match[str]) -> str:
-    r"""`\unit{...}`, with a factor before it for `million`, or the text itself where it says more."""
+    r"""`\unit{...}`, preceded by a factor for `million`, or the text itself if it says more than a unit."""
     words = re.sub(r"\\text\{([^{}]*)\}", r"\1", match.group()).replace("{", "").replace("}", "")
     words = words.strip(" .")
     scale, _, rest = words.partition(" ")

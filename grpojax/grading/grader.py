@@ -1,7 +1,7 @@
-r"""Comparing an answer with the right one: exact, symmetric, from any thread, and within limits for every input.
+r"""Compares an answer with the right one: exact, symmetric, from any thread, and within limits for every input.
 
-Equal text and rational numbers are decided here. What takes algebra goes to a pool of worker processes with sympy, each
-of which is killed and replaced when one pair takes too long or too much memory.
+Equal text and rational numbers are decided here. What takes algebra goes to a pool of worker processes with sympy. A worker
+that takes too long or too much memory for one pair is killed and replaced.
 """
 
 import functools
@@ -13,24 +13,24 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from grpojax.errors import InputError, did_you_mean
-from grpojax.tasks.answers import canonical_answer
-from grpojax.tasks.equality import Undecided, same_text
-from grpojax.tasks.latex import MAX_LENGTH, TooLarge
-from grpojax.tasks.pool import Pool
+from grpojax.grading.answers import canonical_answer
+from grpojax.grading.equality import Undecided, same_text
+from grpojax.grading.latex import MAX_LENGTH, TooLarge
+from grpojax.grading.pool import Pool
 
 GRADERS = ("grpojax", "book", "math-verify")
 CACHE_SIZE = 65_536
 
 
 def grade(answer: str, gold: str, time_limit: float = 2.0) -> bool:
-    r"""Whether an answer is the right one, for a reader of mathematics.
+    r"""Whether an answer is mathematically the same as the right one.
 
     >>> grade("0.5", r"\frac12"), grade("0.333333", r"\frac13"), grade("2, 1", "1,2"), grade("(2, 1)", "(1,2)")
     (True, False, True, False)
 
     Args:
-      answer, gold: what stood in the box, and the right answer; LaTeX or plain text. The two may change places.
-      time_limit: seconds for the pair; an answer that passes it, or a limit of size, is wrong.
+      answer, gold: the content of the box, and the right answer; LaTeX or plain text. The order does not matter.
+      time_limit: seconds for the pair; an answer that exceeds it, or a size limit, is wrong.
     """
     return _shared_grader(time_limit).grade(answer, gold)
 
@@ -46,17 +46,17 @@ def _shared_grader(time_limit: float) -> "Grader":
 
 
 class Grader:
-    """Grades pairs, and remembers them. Safe to use from any thread and after a fork.
+    """Grades pairs and caches the verdicts. Safe to use from any thread and after a fork.
 
     Args:
       name: "grpojax", the rules of docs/grading.md; "book", the verdicts of the reference's grader; "math-verify",
         those of that library.
-      time_limit: seconds for a pair; one that passes it is wrong.
-      workers: the largest number of worker processes; none is started before it is needed.
+      time_limit: seconds for a pair; one that exceeds it is wrong.
+      workers: the most worker processes; each is started when it is needed.
 
     Attributes:
       name: of the grader.
-      timeouts: how many pairs were given up at a limit of time, memory or size; each counts as wrong.
+      timeouts: how many pairs hit a limit of time, memory or size; they count as wrong.
 
     Raises:
       InputError: for an unknown name, or a grader that is not installed.
@@ -75,7 +75,7 @@ class Grader:
         self.name = name
         self.timeouts = 0
         self._pool = Pool(name, workers, time_limit)
-        self._lock = threading.Lock()  # for what is counted and remembered
+        self._lock = threading.Lock()  # for the counter and the cache
         self._pool_lock = threading.Lock()
         self._known: dict[tuple[str, str], bool] = {}
         _call_after_fork(weakref.WeakMethod(self._after_fork))
@@ -85,7 +85,7 @@ class Grader:
         return self.grade_many([(answer, gold)])[0]
 
     def grade_many(self, pairs: Iterable[tuple[str, str]]) -> list[bool]:
-        """`grade` for each (answer, gold), in order; what takes algebra is shared among the workers."""
+        """`grade` for each (answer, gold), in order; pairs that take algebra are shared among the workers."""
         keys = [self._key(answer.strip(), gold.strip()) for answer, gold in pairs]
         known = {key: self._known.get(key) for key in keys}
         verdicts = {key: verdict for key, verdict in known.items() if verdict is not None}
@@ -104,7 +104,7 @@ class Grader:
         return [verdicts[key] for key in keys]
 
     def submit(self, pairs: Iterable[tuple[str, str]]) -> "Future[list[bool]]":
-        """`grade_many` in a thread of its own, while the caller goes on: `.result()` waits for the verdicts."""
+        """`grade_many` in its own thread, without waiting: `.result()` waits for the verdicts."""
         pairs = list(pairs)
         future: Future[list[bool]] = Future()
 
@@ -118,16 +118,16 @@ class Grader:
         return future
 
     def close(self) -> None:
-        """End the worker processes; they start again when they are needed."""
+        """Ends the worker processes; they start again when they are needed."""
         with self._pool_lock:
             self._pool.close()
 
     def _key(self, answer: str, gold: str) -> tuple[str, str]:
-        """The pair as it is remembered; of the graders that promise no symmetry, in its order."""
+        """The cache key of a pair. Only the default grader is symmetric, so the others keep the order."""
         return (gold, answer) if self.name == "grpojax" and gold < answer else (answer, gold)
 
     def _at_once(self, answer: str, gold: str) -> str | None:
-        """The reply of a worker (see `worker.py`) where none is needed, or None."""
+        """The reply (see `worker.py`) if no worker is needed, or None."""
         if not answer or not gold:
             return "!"
         if self.name == "grpojax" and answer == gold:
@@ -137,13 +137,13 @@ class Grader:
         return reply_at_once(answer, gold) if self.name == "grpojax" else None
 
     def _after_fork(self) -> None:
-        """In a child: the workers are the parent's, and a thread that is gone may have held a lock."""
+        """In a child process: the workers belong to the parent, and a thread that no longer exists may have held a lock."""
         self._lock, self._pool_lock = threading.Lock(), threading.Lock()
         self._pool.forget()
 
 
 def reply_at_once(answer: str, gold: str) -> str | None:
-    """`=`, `!` or `?` (too large) by the rules that need no algebra; None where it takes some."""
+    """`=`, `!` or `?` (too large) by the rules that need no algebra; None if it takes algebra."""
     try:
         return "=" if same_text(canonical_answer(answer), canonical_answer(gold)) else "!"
     except (TooLarge, RecursionError):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from grpojax.tasks.answers import canonical_answer
-from grpojax.tasks.equality import fold
-from grpojax.tasks.latex import INFINITY, read_answer
-from grpojax.tasks.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
+from grpojax.grading.answers import canonical_answer
+from grpojax.grading.equality import fold
+from grpojax.grading.latex import INFINITY, read_answer
+from grpojax.grading.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
 
 
 def order(left, right):

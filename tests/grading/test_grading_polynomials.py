@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from grpojax.tasks.equality import fold
-from grpojax.tasks.latex import read_answer
-from grpojax.tasks.polynomials import ratio, same_value
+from grpojax.grading.equality import fold
+from grpojax.grading.latex import read_answer
+from grpojax.grading.polynomials import ratio, same_value
 
 
 def tree(text):

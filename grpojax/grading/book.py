@@ -1,9 +1,9 @@
-r"""The verdicts of the reference's grader, reached without evaluating Python.
+r"""The verdicts of the reference's grader, without evaluating Python.
 
 The reference (book chapter 3; `grade_answer` in reasoning_from_scratch/ch03.py) rewrites an answer as a Python
-expression, hands it to sympy's parser, which evaluates it, and asks whether the simplified difference is zero. Here the
-rewriting is the same; of sympy's parser only the part runs that turns text into text; and the result is read as a
-syntax tree in which numbers, letters, operators and the functions of `_FUNCTIONS` are all there is.
+expression, gives it to sympy's parser, which evaluates it, and checks whether the simplified difference is zero. Here the
+rewriting is the same; of sympy's parser only the part that turns text into text is used; and the result is read as a
+syntax tree that can contain only numbers, letters, operators and the functions of `_FUNCTIONS`.
 """
 
 import ast
@@ -17,14 +17,14 @@ import sympy
 from sympy.parsing import sympy_parser
 
 MAX_LENGTH = 2000  # the reference's own limit
-MAX_POWER_BITS = 100_000  # of a power of whole numbers: the reference has no limit here, and hangs
+MAX_POWER_BITS = 100_000  # of a power of whole numbers; the reference has no limit and hangs
 
-# What the reference rewrites, in its order, with its side effects: braces go, so `2^{x+1}` is `2^x+1`.
+# What the reference rewrites, in its order, with its side effects: braces are dropped, so `2^{x+1}` is `2^x+1`.
 _LOWERED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾", "0123456789+-()", strict=True))
 _RAISED = "".join(_LOWERED)
 _BEFORE: list[tuple[str, str]] = [
     (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|°", ""),
-    (r"\A\\text\{(.+?)\}\Z", r"\1"),  # where all of it is one text
+    (r"\A\\text\{(.+?)\}\Z", r"\1"),  # if all of it is one text
     (r"\\[()\[\]]", ""),
     (r"\\left\s*|\\right\s*", ""),
     (r"\\[,!;:]", ""),
@@ -39,7 +39,7 @@ _AFTER: list[tuple[str, str]] = [
     (r"\\frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}", r"(\1)/(\2)"),
     (r"\\frac\s+([^\s{}]+)\s+([^\s{}]+)", r"(\1)/(\2)"),
     (r"\^", "**"),
-    (r"(?<=\d)\s+(\d+/\d+)", r"+\1"),  # a mixed number, whose sign covers the whole part alone
+    (r"(?<=\d)\s+(\d+/\d+)", r"+\1"),  # a mixed number, whose sign applies only to the whole part
     (r"(?<=\d),(?=\d\d\d(?:\D|\Z|\n))", ""),
     (r"[{}]", ""),
 ]
@@ -69,12 +69,12 @@ def verdict(answer: str, gold: str) -> str:
         return "=" if same else "!"
     except (MemoryError, TooLarge):
         return "?"
-    except Exception:  # noqa: BLE001 - sympy raises anything
+    except Exception:  # noqa: BLE001 - sympy can raise anything
         return "!"
 
 
 def _parts(text: str) -> list[str]:
-    """The items between brackets, if there are several."""
+    """The items in brackets, if there are several."""
     if len(text) >= 2 and text[0] in "([" and text[-1] in ")]" and "," in text[1:-1]:
         items = [item.strip() for item in text[1:-1].split(",")]
         if all(items):
@@ -93,7 +93,7 @@ def _same(gold: str, answer: str) -> bool:
 
 
 class Unreadable(ValueError):
-    """The reference's reader refuses the text, or would have evaluated more than mathematics."""
+    """The reference's parser refuses the text, or would evaluate more than mathematics."""
 
 
 class TooLarge(ValueError):
@@ -102,7 +102,7 @@ class TooLarge(ValueError):
 
 _NAMES = {name: getattr(sympy, name) for name in sympy.__all__} | {
     name: value for name, value in vars(builtins).items() if isinstance(value, type(len))
-}  # what sympy's parser knows by name: it splits other names into letters
+}  # names that sympy's parser knows; it splits other names into letters
 _TRANSFORMATIONS = (*sympy_parser.standard_transformations, sympy_parser.implicit_multiplication_application)
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(sympy, name)
@@ -124,13 +124,13 @@ def _read(text: str) -> Any:
     try:
         code = sympy_parser.stringify_expr(text, {}, _NAMES, _TRANSFORMATIONS)
         tree = ast.parse(code.strip(), mode="eval")
-    except Exception as error:  # its tokenizer and its rewriting raise anything
+    except Exception as error:  # its tokenizer and its rewriting can raise anything
         raise Unreadable(text) from error
     return _value(tree.body)
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a syntax tree, by a closed list of what it may hold."""
+    """The value of a syntax tree that contains only known kinds of nodes."""
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = _value(node.left), _value(node.right)
         if isinstance(node.op, ast.Pow):

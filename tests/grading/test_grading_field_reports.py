@@ -6,12 +6,11 @@ a23 Math-Verify 57, a25 verl 5839, a27 trl 5281, a29 slime 1586, a31 NeMo-RL 363
 """
 
 import threading
-import time
 
 import pytest
 
-from grpojax.tasks.answers import extract_answer
-from grpojax.tasks.grading import Grader
+from grpojax.grading.answers import extract_answer
+from grpojax.grading.grader import Grader
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 
 
@@ -109,12 +108,11 @@ def test_a23_the_last_box_alone(grader, text, gold, right):
 
 
 @pytest.mark.parametrize("bomb", ["9^{9^{9^9}}", "2^{2^{2^{100}}}", "10^{100000000}"])
-def test_a25_a_bomb_is_wrong_at_once_and_counted(bomb):
+def test_a25_a_bomb_is_wrong_at_once_and_counted(bomb, hang_guard):
     grader = Grader()
-    start = time.perf_counter()
-    assert grader.grade(extract_answer(rf"\boxed{{{bomb}}}"), "5") is False
-    assert time.perf_counter() - start < 5
-    assert grader.timeouts == 1
+    with hang_guard():
+        assert grader.grade(extract_answer(rf"\boxed{{{bomb}}}"), "5") is False
+    assert grader.timeouts == 1 and grader._pool._workers == []  # by size, before any worker was asked
 
 
 @pytest.mark.parametrize("code", ["getattr(x,'__class__')", "x.__class__", "exit()", "(lambda: 1)()"])

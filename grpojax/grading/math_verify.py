@@ -1,5 +1,5 @@
-"""The verdicts of the math-verify library, for comparison. It runs in a worker process only: its limits are those of
-the worker, and its reader evaluates what it takes for Python expressions.
+"""The verdicts of the math-verify library, for comparison. It runs only in a worker process, within its limits, because its
+parser evaluates what looks like a Python expression.
 
 Source: https://github.com/huggingface/Math-Verify, installed by the extra `verify`.
 """
@@ -7,7 +7,7 @@ Source: https://github.com/huggingface/Math-Verify, installed by the extra `veri
 
 def verdict(answer: str, gold: str) -> str:
     """`=`, `!` or `?` for a pair of raw answers, each read as LaTeX between dollar signs."""
-    import math_verify  # not everywhere installed
+    import math_verify  # optional
 
     try:
         parsed = [math_verify.parse(f"${text}$", parsing_timeout=None) for text in (gold, answer)]

@@ -663,7 +663,7 @@ def test_out_that_is_a_file(call):
         ({"dataset": "arithmetics"}, r"unknown data set 'arithmetics'; .* Did you mean 'arithmetic'\?"),
         (
             {"dataset": "missing.jsonl"},
-            r"there is no data set file missing\.jsonl; give a \.json or \.jsonl file that exists\.",
+            r"the data set file missing\.jsonl does not exist; give a \.json or \.jsonl file\.",
         ),
         ({"dataset": "empty.jsonl"}, r"the data set empty\.jsonl is empty; it needs at least one row"),
         ({"eval_dataset": "gsm9k", "eval_on_checkpoint": 2}, r"unknown data set 'gsm9k'; .* Did you mean 'gsm8k'\?"),

@@ -1,4 +1,4 @@
-"""Problems with their answers: generated arithmetic, published data sets, or a file of the user's own."""
+"""Problems with their answers: generated arithmetic, published data sets, or a user's own file."""
 
 import dataclasses
 import hashlib
@@ -7,24 +7,24 @@ import json
 import os
 import random
 import re
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpojax.errors import InputError, did_you_mean
+from grpojax.files import read_json_lines, replace_file
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A question with its right answer."""
+    """A question and its correct answer."""
 
     text: str
     answer: str
     subject: str = ""
-    level: int | None = None  # difficulty, from 1; None where it is unknown
-    domain: str = "math"  # a variant may weigh its KL term by it
+    level: int | None = None  # difficulty, from 1; None if unknown
+    domain: str = "math"  # a variant can weight its KL term by domain
 
 
 SPLITS = ("train", "eval")
@@ -39,11 +39,11 @@ def load_problems(source: str | Path, split: str, seed: int = 0, limit: int | No
       source: "arithmetic" (generated), "gsm8k", "math" (12,000 problems; its eval split is "math500"), "math500" (the
         same 500 problems for both splits), or a .json or .jsonl file (the same rows for both splits).
       split: "train" or "eval".
-      seed: which arithmetic problems, and their order; the other sources keep the order of their file.
-      limit: the first so many; for arithmetic, how many to generate (4096 and 200 where it is None).
+      seed: selects the arithmetic problems and their order; other sources keep the order of the file.
+      limit: return only the first `limit` problems; for arithmetic, how many to generate (default: 4096 and 200).
 
     Raises:
-      InputError: for an unknown source or split, a file that cannot be used, an empty data set, a failed download.
+      InputError: for an unknown source or split, an unusable or empty file, or a failed download.
     """
     if split not in SPLITS:
         raise InputError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}.")
@@ -52,20 +52,53 @@ def load_problems(source: str | Path, split: str, seed: int = 0, limit: int | No
     if source == "arithmetic":
         return arithmetic_problems(seed, limit or ARITHMETIC_COUNT[split], split)
     if source in DATASETS:
-        path = _cached(PUBLISHED[_published_name(str(source), split)])
+        path = _downloaded(PUBLISHED[_published_name(str(source), split)])
     else:
         path = _own_file(source)
     return read_problems(path)[:limit]
+
+
+def has_eval_split(source: str | Path) -> bool:
+    """Whether the "eval" split of a data set has other problems than its "train" split.
+
+    Where it has none, `split_held_out` sets problems aside for evaluation.
+
+    >>> [has_eval_split(source) for source in ("gsm8k", "math500", "my_problems.jsonl")]
+    [True, False, False]
+    """
+    return source in ("arithmetic", "gsm8k", "math")
+
+
+def split_held_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
+    """Splits problems into a training part and a held-out part of about one problem in ten.
+
+    A hash of the problem's text decides, ignoring case and white space. So the split does not depend on the order of the
+    problems, and problems with the same text are on the same side.
+
+    >>> train, held_out = split_held_out([Problem(f"{n} + 1", str(n + 1)) for n in range(1000)])
+    >>> len(train), len(held_out)
+    (910, 90)
+    """
+    train: list[Problem] = []
+    held_out: list[Problem] = []
+    for problem in problems:
+        (held_out if _is_held_out(" ".join(problem.text.casefold().split())) else train).append(problem)
+    return train, held_out
+
+
+def _is_held_out(text: str) -> bool:
+    """True for about one text in ten."""
+    return hashlib.sha256(text.encode()).digest()[0] % 10 == 0
 
 
 # --- arithmetic ---
 
 
 def arithmetic_problems(seed: int, count: int, split: str) -> list[Problem]:
-    """Generated problems, levels 1 to 5 in turn, without repetition; a shorter list is the start of a longer one.
+    """Generates distinct problems, cycling through levels 1 to 5. A shorter list is a prefix of a longer one.
 
-    Whether a problem is for training or evaluation follows from its own text, and stays the same when its numbers
-    change places, so no seed can put one problem in both. A level that has run out leaves its turns to the others.
+    The text of a problem decides its split, whatever the seed and the order of its numbers, so the splits share no
+    problem. When a level runs out of problems, the other levels continue.
 
     >>> [(p.level, p.text, p.answer) for p in arithmetic_problems(0, 3, "eval")]
     [(1, '83 - 94', '-11'), (2, '77 * 7', '539'), (3, '75 - 94 - 84', '-103')]
@@ -86,13 +119,13 @@ def arithmetic_problems(seed: int, count: int, split: str) -> list[Problem]:
 
 
 def worked_steps(text: str) -> list[str]:
-    """The evaluation of an arithmetic expression, one operation a line, in the order a careful person works.
+    """Evaluates an arithmetic expression step by step: products before sums, each from left to right.
 
     >>> worked_steps("12 + 3 * 4")
     ['3 * 4 = 12', '12 + 12 = 24']
 
     Raises:
-      InputError: if the text is anything but integers, + - * and round brackets.
+      InputError: if the text is not made of integers, + - * and parentheses.
     """
     return _Expression(text).steps
 
@@ -124,7 +157,7 @@ _LEVELS: tuple[Callable[[random.Random], str], ...] = (_level_1, _level_2, _leve
 
 
 def _draw_new(draw: Callable[[random.Random], str], rng: random.Random, split: str, seen: set[str]) -> str | None:
-    """A problem of the split that is not in `seen`; None if 1000 draws find none."""
+    """Draws a problem of the split that is not in `seen`; None after 1000 failed draws."""
     for _ in range(1000):
         text = draw(rng)
         if text not in seen and _arithmetic_split(text) == split:
@@ -133,13 +166,12 @@ def _draw_new(draw: Callable[[random.Random], str], rng: random.Random, split: s
 
 
 def _arithmetic_split(text: str) -> str:
-    """One problem in ten is for evaluation, and with it all that use the same numbers and signs in another order."""
-    parts = " ".join(sorted(re.findall(r"\d+|\S", text)))
-    return "eval" if hashlib.sha256(parts.encode()).digest()[0] % 10 == 0 else "train"
+    """The split of a problem; reordering its numbers and signs does not change it."""
+    return "eval" if _is_held_out(" ".join(sorted(re.findall(r"\d+|\S", text)))) else "train"
 
 
 class _Expression:
-    """An arithmetic expression, evaluated while it is read: `value` and the `steps` that lead to it."""
+    """An arithmetic expression, evaluated while it is parsed: its `value` and the `steps` that lead to it."""
 
     def __init__(self, text: str):
         self.steps: list[str] = []
@@ -178,54 +210,44 @@ class _Expression:
         return value
 
     def _error(self) -> InputError:
-        return InputError(f"cannot read the expression {self._text!r}; use integers, + - * and round brackets.")
+        return InputError(f"cannot read the expression {self._text!r}; use integers, + - * and parentheses.")
 
 
 # --- files ---
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """The problems of a .json (a list) or .jsonl (a row a line) file: `problem` or `question`, and `answer`.
+    """Reads a .jsonl file (one row per line) or a .json file (a list of rows).
 
-    A GSM8K answer is what follows `####`. `subject`, `level` (a number, or "Level 3") and `domain` are kept where
-    they stand.
+    A row has `problem` or `question`, and `answer`; for GSM8K the answer is the text after `####`. `subject`, `level` (a
+    number, or "Level 3") and `domain` are optional.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        rows = read_json_lines(path, complete_only=False) if path.suffix == ".jsonl" else _read_json_list(path)
+        problems = [_problem(where, row) for where, row in rows]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the data set {path} ({error}); give a UTF-8 .json or .jsonl file.") from None
-    rows = _json_lines(path, text) if path.suffix == ".jsonl" else _json_list(path, text)
-    problems = [_problem(where, row) for where, row in rows]
     if not problems:
         raise InputError(f"the data set {path} is empty; it needs at least one row with a problem and its answer.")
     return problems
 
 
-def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield f"{path}, line {number}", json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{path}, line {number} is no JSON ({error.msg}); mend or delete it.") from None
-
-
-def _json_list(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+def _read_json_list(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        rows = json.loads(text)
+        rows = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{path}, line {error.lineno} is no JSON ({error.msg}); one row a line needs .jsonl."
+            f"{path}, line {error.lineno} is not valid JSON ({error.msg}); a file with one row per line must end in .jsonl."
         ) from None
     if not isinstance(rows, list):
-        raise InputError(f"{path} holds no list; expected [{{'problem': ..., 'answer': ...}}, ...].")
+        raise InputError(f"{path} is not a JSON list; expected [{{'problem': ..., 'answer': ...}}, ...].")
     for number, row in enumerate(rows, start=1):
         yield f"{path}, row {number}", row
 
 
 def _problem(where: str, row: Any) -> Problem:
     if not isinstance(row, dict):
-        raise InputError(f"{where} is no object; expected {{'problem': ..., 'answer': ...}}.")
+        raise InputError(f"{where} is not a JSON object; expected {{'problem': ..., 'answer': ...}}.")
     text = _field(where, row, "problem" if "problem" in row else "question")
     answer = _field(where, row, "answer").rpartition("####")[2].strip()
     level = re.search(r"\d+", str(row.get("level", "")))
@@ -238,7 +260,7 @@ def _field(where: str, row: dict[str, Any], name: str) -> str:
     text = value.strip() if isinstance(value, str) else str(value) if type(value) in (int, float) else ""
     if not text:
         wanted = "'problem' or 'question'" if name == "question" else repr(name)
-        raise InputError(f"{where} has no text in {wanted}; its fields are {', '.join(row) or 'none'}.")
+        raise InputError(f"{where} needs text in {wanted}; its fields are {', '.join(row) or 'none'}.")
     return text
 
 
@@ -246,7 +268,7 @@ def _own_file(source: str | Path) -> Path:
     path = Path(source).expanduser()
     if path.suffix in (".json", ".jsonl"):
         if not path.is_file():
-            raise InputError(f"there is no data set file {path}; give a .json or .jsonl file that exists.")
+            raise InputError(f"the data set file {path} does not exist; give a .json or .jsonl file.")
         return path
     names = ", ".join(DATASETS)
     hint = did_you_mean(str(source), DATASETS)
@@ -258,11 +280,11 @@ def _own_file(source: str | Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A file at a fixed commit of a public git repository, with the id git gives its content."""
+    """A file at a fixed commit of a public git repository."""
 
-    name: str
+    name: str  # in the cache
     url: str
-    blob: str
+    blob: str  # the git object id of the content
 
 
 _GITHUB = "https://raw.githubusercontent.com"
@@ -287,72 +309,35 @@ def _published_name(source: str, split: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where files are kept between runs: `$GRPOJAX_CACHE`, or `~/.cache/grpojax`; data sets in `datasets/`."""
+    """The folder for files that later runs use again: `$GRPOJAX_CACHE`, or `~/.cache/grpojax`."""
     return Path(os.environ.get("GRPOJAX_CACHE") or "~/.cache/grpojax").expanduser()
 
 
-def _cached(published: Published) -> Path:
-    """The checked file in the cache; fetched first where it is missing, without any request where it is there."""
+def _downloaded(published: Published) -> Path:
+    """The path of a published file in the cache. Downloads it if it is missing, and checks its content each time."""
     path = cache_folder() / "datasets" / published.name
-    part = path.with_suffix(path.suffix + ".part")
     if path.exists():
-        if _blob_id(path) != published.blob:
+        if _blob_id(path.read_bytes()) != published.blob:
             raise InputError(
-                f"{path} is not the published file {published.url}; delete it to fetch it again, "
+                f"{path} differs from the published file {published.url}; delete it to download it again, "
                 f"or use it as it is with --dataset {path}."
             )
         return path
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        _download(published.url, part)
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        with urllib.request.urlopen(published.url, timeout=30) as response:
+            content = response.read()
+        if _blob_id(content) != published.blob:
+            raise OSError("the content differs from the published file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+    except (OSError, http.client.HTTPException) as error:
         raise InputError(
-            f"could not download {published.url} ({error}); run again to go on where it stopped, put that file at "
-            f"{path} by hand, or give a file of your own with --dataset path.jsonl."
+            f"could not download {published.url} ({error}); run again, save the file as {path} yourself, "
+            "or use your own file with --dataset path.jsonl."
         ) from None
-    if _blob_id(part) != published.blob:
-        part.unlink()
-        raise InputError(
-            f"what came from {published.url} is not the published file, and was deleted; run again, "
-            f"or put the right file at {path} by hand."
-        )
-    part.replace(path)
     return path
 
 
-def _download(url: str, part: Path, timeout: float = 30.0) -> None:
-    """Bring `part` to its full length, from where it ends.
-
-    Raises:
-      OSError: if the server cannot be reached, refuses, or the connection ends early; `part` keeps what came.
-    """
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    try:
-        response = urllib.request.urlopen(request, timeout=timeout)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing is left to fetch; the check of the content decides
-            return
-        raise
-    with response, part.open("ab" if response.status == 206 else "wb") as file:
-        left = int(response.headers["Content-Length"])
-        while block := response.read(1 << 16):
-            file.write(block)
-            left -= len(block)
-    if left:
-        raise OSError(f"the connection ended {left} bytes early")
-
-
-def _blob_id(path: Path) -> str:
-    """The id git gives to the content of a file."""
-    content = path.read_bytes()
+def _blob_id(content: bytes) -> str:
+    """The id of the content as a git object."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def has_eval_split(source) -> bool:
-    return str(source) in ("arithmetic", "gsm8k", "math")
-
-
-def split_held_out(problems):
-    held = lambda p: hashlib.sha256(" ".join(p.text.lower().split()).encode()).digest()[0] % 10 == 0
-    return [p for p in problems if not held(p)], [p for p in problems if held(p)]

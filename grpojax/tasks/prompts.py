@@ -1,4 +1,4 @@
-"""The text a problem is asked in."""
+"""Prompts: the text around a problem."""
 
 from pathlib import Path
 
@@ -7,28 +7,29 @@ from grpojax.errors import InputError
 PLACEHOLDER = "{problem}"
 
 DEFAULT_TEMPLATE = "Problem: {problem}\nThink step by step, then give the final answer in \\boxed{}.\nSolution:"
-"""Short, because a tiny model reads it too; it ends where the answer begins."""
+"""Short enough for a tiny model; the answer follows "Solution:"."""
 
 
 def load_template(path: str | Path) -> str:
-    """The prompt template in a text file; it holds `{problem}` where the problem goes.
+    """Reads a prompt template: a text file with `{problem}` where the problem goes.
 
-    Other braces stay as they are, so that a template can show `\\boxed{}`.
+    Other braces are kept, so a template can contain `\\boxed{}`. A newline at the end of the file is dropped: editors add
+    it, and a model that expects its answer right after the last word does much worse with it.
 
     Raises:
       InputError: if the file cannot be read or has no `{problem}`.
     """
     try:
-        template = Path(path).read_text(encoding="utf-8")
+        template = Path(path).read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the prompt template {path} ({error}); give a UTF-8 text file.") from None
     if PLACEHOLDER not in template:
-        raise InputError(f"the prompt template {path} has no {PLACEHOLDER}; write it where the problem's text belongs.")
+        raise InputError(f"the prompt template {path} has no {PLACEHOLDER}; write it where the problem goes.")
     return template
 
 
 def render_prompt(problem_text: str, template: str = DEFAULT_TEMPLATE) -> str:
-    r"""The prompt of one problem.
+    r"""Puts a problem into a template.
 
     >>> render_prompt("2 + 3", "Q: {problem} Answer in \\boxed{}. A:")
     'Q: 2 + 3 Answer in \\boxed{}. A:'

@@ -1,14 +1,13 @@
 """Reward functions by name: each gives one float per answer, before any weighting, or None to abstain."""
 
 import dataclasses
-import importlib
 import math
-import sys
 from collections.abc import Callable, Sequence
 
 from grpojax.errors import InputError, did_you_mean
 from grpojax.grading.answers import extract_answer
 from grpojax.grading.grader import Grader
+from grpojax.plugins import import_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,25 +111,15 @@ def reward_function(name: str) -> Callable[..., float | None]:
     """
     if name in REWARDS:
         return REWARDS[name]
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise InputError(
             f"unknown reward {name!r}; choose one of {', '.join(REWARDS)}, or your own as module:function."
             f"{did_you_mean(name, REWARDS)}"
         )
-    sys.path.insert(0, "")  # the current folder, also for an installed command
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        raise InputError(
-            f"reward {name!r}: module {module!r} cannot be imported ({type(error).__name__}: {error}); it must be on the "
-            "Python path or a file in the current folder."
-        ) from error
-    finally:
-        sys.path.remove("")
-    if not callable(found):
-        raise InputError(f"reward {name!r}: module {module!r} has no function {function!r}.")
-    return found
+    function = import_object("reward", name)
+    if not callable(function):
+        raise InputError(f"reward {name!r} is a value of type {type(function).__name__}, not a function; name a function.")
+    return function
 
 
 def grade_answers(answers: Sequence[Answer], names: Sequence[str], grader: Grader) -> Callable[[], list[Answer]]:

@@ -1,9 +1,8 @@
-"""Published data sets: fetched once, resumed, checked, and used offline, against a server on this machine."""
+"""Published data sets: downloaded once from a local server, checked, and then used offline."""
 
 import hashlib
 import http.server
 import json
-import socket
 import threading
 
 import pytest
@@ -12,134 +11,101 @@ from grpojax.errors import InputError
 from grpojax.tasks import problems
 from grpojax.tasks.problems import PUBLISHED, Published, load_problems
 
-ROWS = [{"question": f"What is {k} + {k}?", "answer": f"...\n#### {2 * k}"} for k in range(2000)]
+ROWS = [{"question": f"What is {k} + {k}?", "answer": f"...\n#### {2 * k}"} for k in range(200)]
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 BLOB = hashlib.sha1(b"blob %d\0" % len(CONTENT) + CONTENT).hexdigest()
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `content`; notes the Range header of each request; `cut` ends an answer after so many bytes."""
-
-    content = CONTENT
-    cut: int | None = None
-    status: int | None = None
-    ranged = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.requests: list[str | None] = []
-
-
 class Handler(http.server.BaseHTTPRequestHandler):
+    """Sends the server's `body` under a Content-Length of the whole content; counts requests."""
+
     def do_GET(self):
-        wanted = self.headers.get("Range")
-        self.server.requests.append(wanted)
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.server.ranged else 0
-        body = self.server.content[start:]
-        if self.server.status or (wanted and not body):
-            self.send_error(self.server.status or 416)
+        self.server.requests += 1
+        if self.server.body is None:
+            self.send_error(404)
             return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(CONTENT)))
         self.end_headers()
-        self.wfile.write(body[: self.server.cut])
+        self.wfile.write(self.server.body)
 
     def log_message(self, *_):
         pass
 
 
+@pytest.fixture(scope="module")
+def running_server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
 @pytest.fixture
-def server(monkeypatch, tmp_path):
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("GRPOJAX_CACHE", str(tmp_path))
-    publish(monkeypatch, f"http://127.0.0.1:{server.server_port}/train.jsonl")
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def server(running_server, monkeypatch, tmp_path):
+    running_server.body, running_server.requests = CONTENT, 0
+    publish(monkeypatch, tmp_path, f"http://127.0.0.1:{running_server.server_port}/train.jsonl")
+    return running_server
 
 
-def publish(monkeypatch, url):
+@pytest.fixture
+def cached(tmp_path):
+    """The path of the file in the cache."""
+    (tmp_path / "datasets").mkdir()
+    return tmp_path / "datasets" / "gsm8k-train.jsonl"
+
+
+def publish(monkeypatch, cache, url):
+    monkeypatch.setenv("GRPOJAX_CACHE", str(cache))
     monkeypatch.setitem(PUBLISHED, "gsm8k-train", Published("gsm8k-train.jsonl", url, BLOB))
 
 
-def test_fetched_once_then_used_without_a_request(server, tmp_path):
+def test_downloaded_once_then_used_without_a_request(server, tmp_path):
     first = load_problems("gsm8k", "train")
     assert [(p.text, p.answer) for p in first[:2]] == [("What is 0 + 0?", "0"), ("What is 1 + 1?", "2")]
-    assert len(first) == 2000
+    assert len(first) == 200
     assert load_problems("gsm8k", "train", limit=7) == first[:7]
-    assert server.requests == [None]
+    assert server.requests == 1
     assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["gsm8k-train.jsonl"]
 
 
-def test_a_cut_connection_is_resumed_where_it_stopped(server, tmp_path):
-    server.cut = 1000
-    with pytest.raises(InputError, match=rf"could not download .*ended {len(CONTENT) - 1000} bytes early.*run again"):
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (CONTENT[:1000], r"IncompleteRead\(1000 bytes read"),
+        (CONTENT[:5000] + b"9999" + CONTENT[5004:], "the content differs from the published file"),
+        (None, "HTTP Error 404"),
+    ],
+)
+def test_a_failed_download_leaves_no_file_and_says_what_to_do(server, cached, body, reason):
+    server.body = body
+    with pytest.raises(InputError, match=rf"could not download http.*{reason}.*run again, save the file as .*{cached.name} your"):
         load_problems("gsm8k", "train")
-    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["gsm8k-train.jsonl.part"]
-    server.cut = None
-    assert len(load_problems("gsm8k", "train")) == 2000
-    assert server.requests == [None, "bytes=1000-"]
+    assert list(cached.parent.iterdir()) == []
+    server.body = CONTENT
+    assert len(load_problems("gsm8k", "train")) == 200
 
 
-def test_a_server_without_ranges_starts_over(server, tmp_path):
-    (tmp_path / "datasets").mkdir()
-    (tmp_path / "datasets" / "gsm8k-train.jsonl.part").write_bytes(CONTENT[:500])
-    server.ranged = False
-    assert len(load_problems("gsm8k", "train")) == 2000
-
-
-def test_a_complete_part_needs_only_its_name(server, tmp_path):
-    (tmp_path / "datasets").mkdir()
-    (tmp_path / "datasets" / "gsm8k-train.jsonl.part").write_bytes(CONTENT)
-    assert len(load_problems("gsm8k", "train")) == 2000
-    assert server.requests == [f"bytes={len(CONTENT)}-"]
-
-
-def test_wrong_bytes_of_the_right_length_are_refused(server, tmp_path):
-    server.content = CONTENT[:5000] + b"9999" + CONTENT[5004:]
-    with pytest.raises(InputError, match=r"is not the published file, and was deleted; run again"):
+def test_a_changed_cached_file_is_refused_and_kept(server, cached):
+    cached.write_bytes(CONTENT[:-10])
+    with pytest.raises(InputError, match=r"differs from the published file .*delete it to download it again, or .*--dataset"):
         load_problems("gsm8k", "train")
-    assert list((tmp_path / "datasets").iterdir()) == []
-
-
-def test_a_changed_cached_file_is_refused_and_kept(server, tmp_path):
-    path = tmp_path / "datasets" / "gsm8k-train.jsonl"
-    path.parent.mkdir()
-    path.write_bytes(CONTENT[:-10])
-    with pytest.raises(
-        InputError, match=r"is not the published file .*delete it to fetch it again, or use .*--dataset"
-    ):
-        load_problems("gsm8k", "train")
-    assert path.exists()
-    assert server.requests == []
-
-
-def test_a_missing_page_names_the_way_out(server):
-    server.status = 404
-    with pytest.raises(
-        InputError, match=r"could not download http.*404.*put that file at .*gsm8k-train\.jsonl by hand"
-    ):
-        load_problems("gsm8k", "train")
+    assert cached.read_bytes() == CONTENT[:-10]
+    assert server.requests == 0
 
 
 def test_no_network(monkeypatch, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    monkeypatch.setenv("GRPOJAX_CACHE", str(tmp_path))
-    publish(monkeypatch, f"http://127.0.0.1:{port}/train.jsonl")
-    with pytest.raises(InputError, match=r"could not download .*refused.* by hand, or .*--dataset path\.jsonl"):
+    publish(monkeypatch, tmp_path, "http://127.0.0.1:1/train.jsonl")
+    with pytest.raises(InputError, match=r"could not download .*refused.* or use your own file with --dataset path\.jsonl"):
         load_problems("gsm8k", "train")
 
 
-def test_a_file_put_there_by_hand_needs_no_network(monkeypatch, tmp_path):
-    monkeypatch.setenv("GRPOJAX_CACHE", str(tmp_path))
-    publish(monkeypatch, "http://127.0.0.1:1/train.jsonl")
-    (tmp_path / "datasets").mkdir()
-    (tmp_path / "datasets" / "gsm8k-train.jsonl").write_bytes(CONTENT)
-    assert len(load_problems("gsm8k", "train")) == 2000
+def test_a_manually_saved_file_needs_no_network(monkeypatch, tmp_path, cached):
+    publish(monkeypatch, tmp_path, "http://127.0.0.1:1/train.jsonl")
+    cached.write_bytes(CONTENT)
+    assert len(load_problems("gsm8k", "train")) == 200
 
 
 @pytest.mark.parametrize(
@@ -156,10 +122,10 @@ def test_a_file_put_there_by_hand_needs_no_network(monkeypatch, tmp_path):
 def test_which_file_a_split_is(monkeypatch, tmp_path, source, split, name):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"problem": "p", "answer": "1"}\n')
-    asked = []
-    monkeypatch.setattr(problems, "_cached", lambda published: asked.append(published) or path)
+    requested = []
+    monkeypatch.setattr(problems, "_downloaded", lambda published: requested.append(published) or path)
     load_problems(source, split)
-    assert asked == [PUBLISHED[name]]
+    assert requested == [PUBLISHED[name]]
 
 
 def test_published_addresses_are_pinned():

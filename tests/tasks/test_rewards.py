@@ -179,8 +179,8 @@ def test_a_function_of_the_user(own_module, grader):
         ("corect", r"unknown reward 'corect'; choose one of correct, .* Did you mean 'correct'\?"),
         ("no_such_rewards:f", r"reward 'no_such_rewards:f': module 'no_such_rewards' cannot be imported \(ModuleNotFoundError"),
         ("broken_rewards:f", r"module 'broken_rewards' cannot be imported \(ModuleNotFoundError: No module named 'no_such_module'\)"),
-        ("my_rewards:shrot", "module 'my_rewards' has no function 'shrot'"),
-        ("my_rewards:number", "module 'my_rewards' has no function 'number'"),
+        ("my_rewards:shrot", "reward 'my_rewards:shrot': module 'my_rewards' has no 'shrot'; check the spelling"),
+        ("my_rewards:number", "reward 'my_rewards:number' is a value of type int, not a function; name a function"),
     ],
 )
 def test_names_that_cannot_be_used(name, message, own_module):

@@ -670,7 +670,7 @@ def test_out_that_is_a_file(call):
         ({"eval_dataset": "empty.json", "eval_on_checkpoint": 2}, r"the data set empty\.json is empty"),
         ({"model": "tiny-bsae"}, r"there is no model 'tiny-bsae'; .* Did you mean 'tiny-base'\?"),
         ({"model": "qwen3-0.6b-bse"}, r"there is no model 'qwen3-0\.6b-bse'; .* Did you mean 'qwen3-0\.6b-base'\?"),
-        ({"model": "."}, r"\. is no model folder, it holds no config\.json"),
+        ({"model": "."}, r"\. is not a model folder, because it has no config\.json"),
         ({"prompt_template": "none.txt"}, r"cannot read the prompt template none\.txt"),
         ({"prompt_template": "empty.jsonl"}, r"the prompt template empty\.jsonl has no \{problem\}; write it where"),
         ({"num_rollouts": 1}, r"num_rollouts is 1; it must be a whole number, 2 or more"),

@@ -429,7 +429,7 @@ def test_nothing_is_overwritten(command, call, tiny_folder):
     Path("taken").mkdir()
     Path("taken/note").write_text("mine")
     code, out, err = call(*command, tiny_folder, "taken")
-    assert (code, out, err) == (2, "", "error: taken already exists; name a new folder, nothing is overwritten.\n")
+    assert (code, out, err) == (2, "", "error: taken already exists; name a new folder, because nothing is overwritten.\n")
     assert os.listdir() == ["taken"]
     assert os.listdir("taken") == ["note"]
 

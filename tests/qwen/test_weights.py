@@ -285,9 +285,9 @@ def test_folders_that_are_no_models(checkpoint, tmp_path):
         load_policy(tmp_path)
     folder = checkpoint()
     (folder / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="holds no weights; expected model.safetensors, or an index"):
+    with pytest.raises(InputError, match="has no weights; expected model.safetensors, an index"):
         load_policy(folder)
-    for text, message in (("{", "config.json is not valid JSON"), ("[]", "config.json holds no JSON object")):
+    for text, message in (("{", "config.json is not valid JSON"), ("[]", "config.json is not a JSON object")):
         (folder / "config.json").write_text(text)
         with pytest.raises(InputError, match=message):
             load_policy(folder)

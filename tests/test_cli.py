@@ -72,6 +72,7 @@ def test_each_command_has_its_help(command, capsys):
     assert f"usage: grpojax {command}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_command():
     done = subprocess.run(
         [sys.executable, "-m", "grpojax", "--help"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -99,6 +100,7 @@ def test_explain_prints_a_variant(call):
 # --- train ---
 
 
+@pytest.mark.slow
 def test_train_is_run_py(call, sums, tiny_folder, monkeypatch):
     monkeypatch.setattr("grpojax.runner.plot_runs", lambda runs, out: [])
     words = (

@@ -25,6 +25,7 @@ from grpojax.training.checkpoint import checkpoint_steps
 from grpojax.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
+KINDS = ("baseline", "kl", "format", "dapo", "deepseek-v3.2", "gdpo", "book-gdpo")
 TEXTS = ("1 + 1", "2 + 7", "3 * 5", "8 - 6", "9 + 4")
 
 
@@ -135,8 +136,8 @@ def error_of(result) -> str:
 # --- what a run leaves ---
 
 
-# One of each kind: with reference, think tags, dynamic sampling, kept masks, several rewards. training/test_training_recipes.py trains them all.
-@pytest.mark.parametrize("variant", ("baseline", "clipped", "kl", "format", "dapo", "deepseek-v3.2", "gdpo", "book-gdpo"))
+# One of each kind: with a reference, think tags, dynamic sampling, kept masks, several rewards.
+@pytest.mark.parametrize("variant", ["clipped", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS)])
 def test_variants_run(variant, call, no_plots):
     code, out, err = call(variant=variant)
     assert (code, err) == (0, "")
@@ -264,6 +265,7 @@ def test_evaluation_uses_its_own_problems_and_the_same_number_each_time(call, no
 # --- stopping ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_run_can_go_on(number, files, flags, again, no_plots):
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
@@ -554,6 +556,7 @@ def test_a_resumed_run_refuses_inputs_that_changed(call, again, no_plots, tiny_f
     assert again("--resume", "--out", "run", "--steps", "3")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_loads_the_checkpoint_it_began_with(call, again, no_plots, flags):
     """--model RUN means its newest checkpoint; the run keeps to the one it found when it began."""
     call(out="first", variant="kl", checkpoint_every=1)
@@ -590,6 +593,7 @@ def test_run_folders_of_the_version_before(call, again, no_plots):
 # --- which problems are evaluated ---
 
 
+@pytest.mark.slow
 def test_a_file_is_split_by_a_hash_of_its_problems(call, no_plots):
     texts = [f"{i} + {j}" for i in range(1, 8) for j in range(1, 8)]
     Path("sums.jsonl").write_text("".join(json.dumps({"problem": text, "answer": "1"}) + "\n" for text in texts))
@@ -719,6 +723,7 @@ def test_a_model_without_think_tokens_cannot_earn_the_format_reward(call, monkey
     assert call(variant="format", format_reward_weight=0, steps=1)[0] == 0
 
 
+@pytest.mark.slow
 def test_an_empty_think_block_cannot_earn_the_format_reward(call, no_plots, tiny_reasoning_folder):
     note = "note: without thinking the prompt itself closes the think block, so no answer can earn the format reward"
     settings = {"variant": "format", "model": tiny_reasoning_folder, "steps": 1}
@@ -737,6 +742,7 @@ def test_a_model_without_tokenizer(call, tiny_folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc to keep freed memory")
 def test_freed_memory_is_used_again():
     """A second block of 256 MiB takes the pages of the first; fetched anew they would be 65,536 page faults."""
@@ -786,6 +792,7 @@ def test_programs_compile_quickly_where_the_processor_is_all_there_is(
         jax.config.update("jax_platforms", before)
 
 
+@pytest.mark.slow
 def test_a_compilation_cache_that_the_user_set_stays(monkeypatch):
     script = "from grpojax.process import prepare_process\nprepare_process()\nimport jax\nprint(jax.config.jax_compilation_cache_dir)\n"
     for own, expected in ({"JAX_COMPILATION_CACHE_DIR": "/mine"}, "/mine"), ({}, "/cache/compiled"):
@@ -794,6 +801,7 @@ def test_a_compilation_cache_that_the_user_set_stays(monkeypatch):
         assert done.stdout.strip() == expected
 
 
+@pytest.mark.slow
 def test_xla_reads_the_level_that_a_process_is_prepared_with():
     script = (
         "from grpojax.process import prepare_process\n"

@@ -201,6 +201,7 @@ def test_eval_extract_puts_that_accuracy_first(evaluate_with):
     assert lines[3].startswith("accuracy, boxed ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_eval_gives_the_same_rows_whatever_the_batch(evaluate_with, batch_size):
     for kind, more in (("greedy", ()), ("sampled", SAMPLED)):

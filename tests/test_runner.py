@@ -199,6 +199,7 @@ def test_a_run_folder_holds_all_of_a_run(call, tiny_folder):
         assert said in out
 
 
+@pytest.mark.slow
 def test_config_json_repeats_the_run(call, again, no_plots):
     call(variant="kl", clip_eps=0.3, seed=5)
     record = json.loads(Path("run/config.json").read_text())
@@ -435,6 +436,7 @@ def test_steps_after_the_last_checkpoint_are_made_again_once(call, again, no_plo
     assert [step for step, _ in read_evaluations("run")] == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_what_was_set_stays_set_on_resume(call, again, no_plots):
     call(steps=2, checkpoint_every=1, keep_checkpoints=1)
     again("--resume", "--out", "run", "--steps", "4")
@@ -569,6 +571,7 @@ def test_a_resumed_run_loads_the_checkpoint_it_began_with(call, again, no_plots,
     assert code == 2 and err.startswith("error: the model's weights changed since this run began")
 
 
+@pytest.mark.slow
 def test_run_folders_of_the_version_before(call, again, no_plots):
     """They hold no record of their inputs, and the widths of their batches."""
     call()
@@ -625,6 +628,7 @@ def test_a_file_too_small_to_hold_any_problem_out(call):
 # --- a variant of the user's own ---
 
 
+@pytest.mark.slow
 def test_a_variant_of_ones_own(call, again, no_plots, monkeypatch):
     Path("my_variants.py").write_text(
         "import dataclasses\nimport grpojax as gj\nfrom grpojax.loss.objectives import token_ratio\n"

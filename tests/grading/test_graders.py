@@ -262,6 +262,7 @@ def test_verdicts_are_remembered_in_either_order():
     assert grader.grade_many([(r"\sqrt[3]{24}", r"2\sqrt[3]3")] * 3) == [True] * 3
 
 
+@pytest.mark.slow
 def test_what_takes_no_worker_does_not_wait_for_those_that_do():
     grader = Grader(time_limit=2.0)
     assert grader.grade(r"\sqrt[3]2\sqrt[3]3", r"\sqrt[3]6")

@@ -42,7 +42,7 @@ def expected(tiny):
     }
 
 
-@pytest.mark.parametrize(("slots", "samples"), [(1, 1), (3, 1), (5, 3), (64, 3)])
+@pytest.mark.parametrize(("slots", "samples"), [(3, 1), (64, 3), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (5, 3)))])
 def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, slots, samples):
     """Whatever the number of slots, with prompts of two buckets and answers that end early and late."""
     each = expected[samples]
@@ -152,6 +152,7 @@ def test_programs_are_compiled_once():
     assert (stream.admit._cache_size(), stream.decode._cache_size(), stream._empty._cache_size()) == before
 
 
+@pytest.mark.slow
 def test_bfloat16(tiny):
     """The cache takes the dtype of the computation."""
     half = dataclasses.replace(tiny, config=dataclasses.replace(TINY, compute_dtype="bfloat16"))

@@ -221,6 +221,7 @@ class TestUpdate:
         score(FLAT, random_params(FLAT, 5), batch)
         assert (update._cache_size(), score._cache_size()) == before
 
+    @pytest.mark.slow
     def test_low_precision_weights_get_float32_gradients(self, batch):
         """Those of float32 weights of the same values, not rounded, for one micro-batch and for the sum of four."""
         half = random_params(TINY, dtype=jnp.bfloat16)
@@ -231,6 +232,7 @@ class TestUpdate:
             got = gradient(half, batch, size)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
+    @pytest.mark.slow
     def test_recomputed_activations_give_equal_gradients(self, batch, monkeypatch):
         params = random_params(TINY)
 
@@ -247,7 +249,7 @@ class TestUpdate:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
-@pytest.mark.parametrize(("prompts", "micro_batch"), [(PROMPTS[:1], 8), (PROMPTS, 4), (PROMPTS, 1)])
+@pytest.mark.parametrize(("prompts", "micro_batch"), [(PROMPTS[:1], 8), (PROMPTS, 4), pytest.param(PROMPTS, 1, marks=pytest.mark.slow)])
 def test_a_shared_prompt_equals_a_prompt_of_its_own_for_each_answer(prompts, micro_batch):
     """Log-probs, loss and gradient of eight answers, in one, two and eight micro-batches."""
     params = random_params(TINY)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple, NoReturn
 
 from grpojax.grading import polynomials
+from grpojax.grading.answers import readings
 from grpojax.grading.latex import INFINITY, TooLarge, Tree, Unreadable, items_of, names, read_answer
 from grpojax.grading.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
 from grpojax.grading.units import Unit, unit_of
@@ -47,26 +48,31 @@ _OF_AN_ANGLE = {"sin", "cos", "tan", "cot", "sec", "csc"}
 _VALUES = {"number", "constant", "symbol", "add", "multiply", "power", "function", "bound"}
 
 
-def same_text(left: str, right: str, algebra: Algebra = NO_ALGEBRA) -> bool:
-    r"""Whether two canonical answers (`answers.py`) are the same.
+def same_answer(answer: str, gold: str, algebra: Algebra = NO_ALGEBRA) -> bool:
+    r"""Whether two answers, as they were written, are the same.
 
     What is not mathematics is compared as text: words and choice letters, ignoring wrapper, brackets and case. A choice
     letter before a value, as in `(C) 12`, matches the letter and the value.
 
-    >>> same_text(r"\text{(c)}12", r"\text{(c)}"), same_text(r"\text{(c)}12", "12"), same_text("C", "(c)")
+    >>> same_answer(r"\text{(C)} 12", r"\text{(C)}"), same_answer(r"\text{(C)} 12", "12"), same_answer("C", "(c)")
     (True, True, True)
 
     Raises:
       Undecided: if it takes algebra and there is none.
       TooLarge
     """
+    return any(_same_text(one, other, algebra) for one in readings(answer) for other in readings(gold))
+
+
+def _same_text(left: str, right: str, algebra: Algebra) -> bool:
+    """`same_answer` of two canonical forms."""
     if left == right or _same_words(left, right):
         return left != ""
     choices = [_CHOICE.fullmatch(text) for text in (left, right)]
     if any(choices):
         return _same_choice(choices, [left, right], algebra)
     try:
-        return same_answer(tree_of(left), tree_of(right), algebra)
+        return same_tree(tree_of(left), tree_of(right), algebra)
     except Unreadable:
         return False
 
@@ -81,7 +87,7 @@ def _same_choice(choices: list[re.Match[str] | None], texts: list[str], algebra:
     if not all(choices) and all(len(letter) == 1 and letter.isalpha() for letter in letters):
         return letters[0] == letters[1]
     values = [choice[2] if choice else text for choice, text in zip(choices, texts, strict=True)]
-    return (letters[0] == letters[1] or not all(choices)) and same_text(*values, algebra)
+    return (letters[0] == letters[1] or not all(choices)) and _same_text(*values, algebra)
 
 
 def _same_words(left: str, right: str) -> bool:
@@ -107,7 +113,7 @@ def tree_of(text: str) -> Tree:
     return fold(read_answer(text))
 
 
-def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
+def same_tree(left: Tree, right: Tree, algebra: Algebra) -> bool:
     """Whether two folded trees are the same answer.
 
     Lists are compared as sets, and one value is a set of one. Tuples must agree in brackets and order, matrices in every
@@ -127,7 +133,7 @@ def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
         equation, other = (left, right) if left[0] == "relation" else (right, left)
         values = _values(equation)
         if values:
-            return all(same_answer(value, other, algebra) for value in values)
+            return all(same_tree(value, other, algebra) for value in values)
     if "set" in (left[0], right[0]):
         return _same_list(left, right, algebra)
     if left[0] != right[0] and not {left[0], right[0]} <= _VALUES:
@@ -148,7 +154,7 @@ def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
 
 def _all_same(lefts: Tree, rights: Tree, algebra: Algebra) -> bool:
     return len(lefts) == len(rights) and all(
-        same_answer(left, right, algebra) for left, right in zip(lefts, rights, strict=True)
+        same_tree(left, right, algebra) for left, right in zip(lefts, rights, strict=True)
     )
 
 
@@ -157,10 +163,10 @@ def _same_list(left: Tree, right: Tree, algebra: Algebra) -> bool:
     for one, other in ((left, right), (right, left)):
         point = _point(one) if other[0] == "tuple" else None
         if point:
-            return same_answer(point, other, algebra)
+            return same_tree(point, other, algebra)
     lefts, rights = items_of(left), items_of(right)
-    return all(any(same_answer(one, other, algebra) for other in rights) for one in lefts) and all(
-        any(same_answer(one, other, algebra) for one in lefts) for other in rights
+    return all(any(same_tree(one, other, algebra) for other in rights) for one in lefts) and all(
+        any(same_tree(one, other, algebra) for one in lefts) for other in rights
     )
 
 
@@ -199,7 +205,7 @@ def _values(equation: Tree) -> Tree:
 def _same_relation(left: Tree, right: Tree, algebra: Algebra) -> bool:
     if left[1] != right[1]:
         return False
-    if left[2] == right[2] and all(same_answer(one, other, algebra) for one in left[3:] for other in right[3:]):
+    if left[2] == right[2] and all(same_tree(one, other, algebra) for one in left[3:] for other in right[3:]):
         return True
     if not len(left) == len(right) == 4 or not {side[0] for side in (*left[2:], *right[2:])} <= _VALUES:
         return False
@@ -233,8 +239,8 @@ def _same_real_set(left: Tree, right: Tree, algebra: Algebra) -> bool:
         return False
     return len(lefts) == len(rights) and all(
         (a.has_low, a.has_high) == (b.has_low, b.has_high)
-        and same_answer(a.low, b.low, algebra)
-        and same_answer(a.high, b.high, algebra)
+        and same_tree(a.low, b.low, algebra)
+        and same_tree(a.high, b.high, algebra)
         for a, b in zip(lefts, rights, strict=True)
     )
 
@@ -254,16 +260,16 @@ def _same_quantity(left: Tree, right: Tree, algebra: Algebra) -> bool:
     units = [unit_of(name) if name else Unit("") for name in (its_unit, its_other_unit)]
     kinds = [unit.kind for unit in units]
     if kinds[0] == kinds[1] and kinds[0] not in ("", "?"):
-        return same_answer(_scaled(one, units[0].size), _scaled(other, units[1].size), algebra)
+        return same_tree(_scaled(one, units[0].size), _scaled(other, units[1].size), algebra)
     if kinds == ["?", "?"] and its_unit.removesuffix("s") != its_other_unit.removesuffix("s"):
         return False
     if all(kinds) and "?" not in kinds and kinds[0].partition("^")[0] != kinds[1].partition("^")[0]:
         return False  # kilograms and dollars; cm for cm^2 is taken for a slip
-    if same_answer(one, other, algebra):
+    if same_tree(one, other, algebra):
         return True
     if not its_other_unit and kinds[0] in _NUMBERS:
-        return same_answer(_plain(left), other, algebra)
-    return not its_unit and kinds[1] in _NUMBERS and same_answer(one, _plain(right), algebra)
+        return same_tree(_plain(left), other, algebra)
+    return not its_unit and kinds[1] in _NUMBERS and same_tree(one, _plain(right), algebra)
 
 
 def _parted(tree: Tree) -> tuple[Tree, str]:

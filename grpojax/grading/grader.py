@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from grpojax.errors import InputError, did_you_mean
-from grpojax.grading.answers import canonical_answer
-from grpojax.grading.equality import Undecided, same_text
+from grpojax.grading.equality import Undecided, same_answer
 from grpojax.grading.latex import MAX_LENGTH, TooLarge
 from grpojax.grading.pool import Pool
 
@@ -145,7 +144,7 @@ class Grader:
 def reply_at_once(answer: str, gold: str) -> str | None:
     """`=`, `!` or `?` (too large) by the rules that need no algebra; None if it takes algebra."""
     try:
-        return "=" if same_text(canonical_answer(answer), canonical_answer(gold)) else "!"
+        return "=" if same_answer(answer, gold) else "!"
     except (TooLarge, RecursionError):
         return "?"
     except Undecided:

@@ -118,7 +118,7 @@ def test_algebra_that_fails_or_runs_out_of_memory_is_an_answer(monkeypatch):
     def exhausted(*_):
         raise MemoryError
 
-    monkeypatch.setattr(symbolic, "same_text", exhausted)
+    monkeypatch.setattr(symbolic, "same_answer", exhausted)
     assert symbolic.verdict("x", "y") == "?"
 
 

@@ -34,11 +34,6 @@ def grade(answer: str, gold: str, time_limit: float = 2.0) -> bool:
     return _shared_grader(time_limit).grade(answer, gold)
 
 
-def grade_many(pairs: Iterable[tuple[str, str]], time_limit: float = 2.0) -> list[bool]:
-    """`grade` for each (answer, gold), in order."""
-    return _shared_grader(time_limit).grade_many(pairs)
-
-
 @functools.cache
 def _shared_grader(time_limit: float) -> "Grader":
     return Grader(time_limit=time_limit)
@@ -77,7 +72,8 @@ class Grader:
         self._lock = threading.Lock()  # for the counter and the cache
         self._pool_lock = threading.Lock()
         self._known: dict[tuple[str, str], bool] = {}
-        _call_after_fork(weakref.WeakMethod(self._after_fork))
+        forked = weakref.WeakMethod(self._after_fork)  # weak, so that a grader nobody uses ends its workers
+        os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
     def grade(self, answer: str, gold: str) -> bool:
         """Whether an answer is the right one."""
@@ -133,7 +129,7 @@ class Grader:
             return "="
         if max(len(answer), len(gold)) > MAX_LENGTH:
             return "?"
-        return reply_at_once(answer, gold) if self.name == "grpojax" else None
+        return quick_verdict(answer, gold) if self.name == "grpojax" else None
 
     def _after_fork(self) -> None:
         """In a child process: the workers belong to the parent, and a thread that no longer exists may have held a lock."""
@@ -141,7 +137,7 @@ class Grader:
         self._pool.forget()
 
 
-def reply_at_once(answer: str, gold: str) -> str | None:
+def quick_verdict(answer: str, gold: str) -> str | None:
     """`=`, `!` or `?` (too large) by the rules that need no algebra; None if it takes algebra."""
     try:
         return "=" if same_answer(answer, gold) else "!"
@@ -149,12 +145,3 @@ def reply_at_once(answer: str, gold: str) -> str | None:
         return "?"
     except Undecided:
         return None
-
-
-def _call_after_fork(method: "weakref.WeakMethod") -> None:
-    def call() -> None:
-        bound = method()
-        if bound is not None:
-            bound()
-
-    os.register_at_fork(after_in_child=call)

@@ -3,7 +3,7 @@
 import pytest
 
 from grpojax.grading.answers import canonical_answer
-from grpojax.grading.equality import fold
+from grpojax.grading.fold import fold
 from grpojax.grading.grader import Grader
 from grpojax.grading.latex import Unreadable, read_answer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpojax.grading.grader import Grader, reply_at_once
+from grpojax.grading.grader import Grader, quick_verdict
 
 FILES = sorted(path for path in (Path(__file__).parents[1] / "answers").glob("*.jsonl") if path.stem != "hostile")
 PAIRS = [json.loads(line) for path in FILES for line in path.read_text("utf-8").splitlines()]
@@ -60,7 +60,7 @@ def test_what_is_known_to_be_missed(verdicts):
 def test_the_rules_themselves_have_no_order():
     """The grader remembers a pair in one order; what it remembers does not depend on which."""
     for pair in PAIRS:
-        replies = {reply_at_once(pair["answer"], pair["gold"]), reply_at_once(pair["gold"], pair["answer"])}
+        replies = {quick_verdict(pair["answer"], pair["gold"]), quick_verdict(pair["gold"], pair["answer"])}
         assert len(replies - {None}) <= 1, pair
 
 

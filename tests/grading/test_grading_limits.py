@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpojax.grading import symbolic
-from grpojax.grading.equality import fold
+from grpojax.grading.fold import fold
 from grpojax.grading.grader import Grader, grade
 from grpojax.grading.latex import TooLarge, Unreadable, read_answer
 

@@ -5,7 +5,7 @@
 
 The embedded model's greedy answers to held-out arithmetic problems, without grading. Batches: problems in order of
 prompt length, each batch decoded until its last answer ends; rows that ended before are decoded too, for nothing, and
-so are those that fill up the last batch. Places: `stream_answers`, as `grpojax eval` and a run's evaluations have it.
+so are those that fill up the last batch. Slots: `stream_answers`, as `grpojax eval` and a run's evaluations have it.
 Every way and size gives the same answers: checked first.
 """
 
@@ -43,7 +43,7 @@ def rows_of(policy: Policy, count: int, args: argparse.Namespace) -> list[dict[s
     problems = load_problems(args.dataset, "eval", limit=count)
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, DEFAULT_TEMPLATE), thinking=True) for p in problems]
     keys = jax.random.split(jax.random.key(0), count)  # greedy answers draw nothing
-    ways = {"batches": in_batches, "places": in_places}
+    ways = {"batches": in_batches, "slots": in_slots}
     runs, expected = {}, None
     for size in args.batches:
         for name, way in ways.items():
@@ -60,11 +60,11 @@ def rows_of(policy: Policy, count: int, args: argparse.Namespace) -> list[dict[s
     for size in args.batches:
         ordered = [lengths[i] for i in _order(prompts)]
         steps = sum(max(ordered[at : at + size]) for at in range(0, count, size))
-        old, new = seconds[size, "batches"], seconds[size, "places"]
+        old, new = seconds[size, "batches"], seconds[size, "slots"]
         rows.append({
             "problems": count, "tokens": sum(lengths), "longest": max(lengths), "batch": size,
             "rows decoded after their end": f"{100 * (1 - sum(lengths) / (steps * min(size, count))):.0f} %",
-            "batches s": old, "places s": new, "places are faster": f"{old / new:.2f} times",
+            "batches s": old, "slots s": new, "slots are faster": f"{old / new:.2f} times",
         })  # fmt: skip
     return rows
 
@@ -81,7 +81,7 @@ def in_batches(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: i
     return answers
 
 
-def in_places(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: int, size: int) -> Answers:
+def in_slots(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: int, size: int) -> Answers:
     answers: Answers = [[] for _ in prompts]
     for group in stream_answers(policy, policy.params, prompts, keys, GREEDY, 1, new, size):
         for answered in group:

@@ -54,7 +54,8 @@ def formula(variant: Variant) -> str:
 def _is_per_answer(loss: Loss) -> bool:
     """Whether the ratio is one value for each answer, not for each token."""
     arrays = {name: jax.ShapeDtypeStruct((1,) if name == "advantages" else (1, 2), jnp.float32) for name in ARRAYS}
-    return loss.ratio is not None and jax.eval_shape(functools.partial(call, loss.ratio), arrays | loss.numbers).ndim == 1
+    numbers = {"token_budget": 2} | loss.numbers
+    return loss.ratio is not None and jax.eval_shape(functools.partial(call, loss.ratio), numbers | arrays).ndim == 1
 
 
 def _kl_formula(loss: Loss) -> str:

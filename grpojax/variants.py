@@ -543,9 +543,8 @@ def _check_loss(variant: Variant) -> None:
     try:
         loss, _ = jax.eval_shape(policy_loss, variant.loss, tokens, tokens, tokens, answers, tokens)
     except Exception as error:  # a user's function can raise anything
-        raise InputError(
-            f"the loss of variant {variant.name!r} cannot be computed ({type(error).__name__}: {str(error).splitlines()[0]}); fix its pieces."
-        ) from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+        raise InputError(f"the loss of variant {variant.name!r} cannot be computed ({reason}); fix its pieces.") from error
     if loss.shape:
         raise InputError(f"the loss of variant {variant.name!r} has shape {loss.shape}; its reduction must return one number.")
 

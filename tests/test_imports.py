@@ -49,12 +49,12 @@ def in_package(package: str) -> list[Path]:
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
-        ("loss", ("products",)),
-        ("qwen", ("products",)),
+        ("loss", ("precision",)),
+        ("qwen", ("precision",)),
         ("grading", ()),
         ("tasks", ("grading", "plugins")),
         ("reporting", ("records",)),
-        ("training", ("loss", "qwen", "grading", "tasks", "products", "records", "variants", "config")),
+        ("training", ("loss", "qwen", "grading", "tasks", "precision", "records", "variants", "config")),
     ],
 )
 def test_packages_import_only_from_those_above_them(package, allowed):
@@ -68,7 +68,7 @@ def test_modules_outside_the_packages():
     allowed = {
         "errors": set(),
         "records": set(),
-        "products": set(),
+        "precision": set(),
         "files": {"errors"},
         "plugins": {"errors"},
         "settings": {"errors"},

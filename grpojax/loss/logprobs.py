@@ -1,4 +1,4 @@
-"""Log-probabilities, entropies and answer masks of token sequences. This is where logits become float32 nats."""
+"""Log-probabilities, entropies and answer masks of token sequences. Logits become float32 nats here."""
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +6,10 @@ import numpy as np
 from jax import Array
 
 from grpojax.loss.checks import check_shape
-from grpojax.products import Noted, product
+from grpojax.precision import Float32Grad, linear
 
 CHUNK_ELEMENTS = 2**26
-"""Logits that `chunked_logps` holds at a time (256 MiB of float32): about 440 positions of Qwen's 151,936 ids."""
+"""How many logits `chunked_logps` holds at a time (256 MiB of float32): about 440 positions of Qwen's 151,936 ids."""
 
 
 def token_logps(logits: Array, tokens: Array, temperature: float = 1.0, keep: Array | None = None) -> Array:
@@ -19,7 +19,7 @@ def token_logps(logits: Array, tokens: Array, temperature: float = 1.0, keep: Ar
       logits: [B, T, V]; position t scores token t + 1. The last position is not used.
       tokens: [B, T] int.
       temperature: logits are divided by it first, > 0.
-      keep: [B, S, V] bool, the ids that could be sampled (top-k/top-p); the others get probability 0. None keeps all.
+      keep: [B, S, V] bool, the ids that could be sampled (top-k/top-p); others get probability 0. None keeps all.
 
     Returns:
       [B, S] float32, nats. Minus infinity for a token outside `keep`.
@@ -42,26 +42,26 @@ def token_logps(logits: Array, tokens: Array, temperature: float = 1.0, keep: Ar
 
 
 def token_entropy(logits: Array) -> Array:
-    """Entropy of each distribution, -sum p ln p, in nats: [..., V] -> [...] float32.
+    """-sum p ln p of each distribution, in nats: [..., V] -> [...] float32.
 
-    An id of probability zero (logit minus infinity) adds 0 to the value and to the gradient.
+    An id with probability zero (logit minus infinity) adds 0 to value and gradient.
 
     >>> print(token_entropy(jnp.array([0.0, 0.0, -jnp.inf])))  # two equal ids: ln 2
     0.6931472
     """
     logps = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    possible = ~jnp.isneginf(logps)  # a NaN stays one
-    logps = jnp.where(possible, logps, 0.0)  # before exp and product, so that no gradient becomes inf * 0
+    possible = ~jnp.isneginf(logps)  # NaN stays NaN
+    logps = jnp.where(possible, logps, 0.0)  # before exp and the product, so that no gradient becomes inf * 0
     return -jnp.sum(jnp.where(possible, jnp.exp(logps) * logps, 0.0), axis=-1)
 
 
 def answer_mask(tokens: Array, prompt_lens: Array, stop_ids: tuple[int, ...]) -> Array:
-    """1 where a position predicts an answer token: all after the prompt, up to and with the first stop token.
+    """1 where a position predicts an answer token: from the end of the prompt to the first stop token, included.
 
     Args:
-      tokens: [B, T] int, prompt and answer, padded right with anything after the stop token.
+      tokens: [B, T] int, prompt and answer, padded on the right with any ids.
       prompt_lens: [B] int, >= 1.
-      stop_ids: the ids that end an answer. An answer without any of them reaches to the end of its row.
+      stop_ids: the ids that end an answer. An answer without a stop token ends with its row.
 
     Returns:
       [B, S] float32 of zeros and ones.
@@ -79,7 +79,7 @@ def answer_mask(tokens: Array, prompt_lens: Array, stop_ids: tuple[int, ...]) ->
 
 
 def length_mask(lengths: np.ndarray, size: int) -> np.ndarray:
-    """[B] answer lengths -> [B, size] float32, 1 at the first `lengths[b]` places of row b."""
+    """[B] answer lengths -> [B, size] float32, 1 at the first `lengths[b]` positions of row b."""
     return (np.arange(size)[None, :] < np.asarray(lengths)[:, None]).astype(np.float32)
 
 
@@ -99,23 +99,23 @@ def unpack_keep(bits: Array, vocab_size: int) -> Array:
 
 def chunked_logps(
     hidden: Array,
-    head: Array | Noted,
+    head: Array | Float32Grad,
     targets: Array,
     chunk_elements: int = CHUNK_ELEMENTS,
     temperature: float | None = None,
     keep: Array | None = None,
 ) -> Array:
-    """Log-probabilities of `targets` without ever holding all logits, in value and gradient.
+    """Log-probabilities of `targets` without holding all logits, in the forward and in the backward pass.
 
-    The logits of a few positions at a time are made, used and forgotten, and made again for the backward pass.
+    Logits are computed for a few positions at a time, and again for the backward pass.
 
     Args:
-      hidden: [B, N, D], last hidden states of the predicting positions, in the compute dtype.
-      head: [V, D] output head; its factors are in the dtype of `hidden`.
+      hidden: [B, N, D], last hidden states of the positions that predict, in the compute dtype.
+      head: [V, D] output head; used in the dtype of `hidden`.
       targets: [B, N] int, the predicted tokens.
-      chunk_elements: how many logits may exist at a time.
+      chunk_elements: how many logits can exist at a time.
       temperature: logits are divided by it first, > 0; None: 1.
-      keep: [B, N, ceil(V / 8)] uint8, the ids that could be sampled, packed by `pack_keep`; the others get probability 0.
+      keep: [B, N, ceil(V / 8)] uint8, the ids that could be sampled, packed by `pack_keep`; others get probability 0.
 
     Returns:
       [B, N] float32, nats.
@@ -125,19 +125,19 @@ def chunked_logps(
         check_shape("keep", keep, (*targets.shape, -(-head.shape[0] // 8)))
     rows, width = targets.size, hidden.shape[-1]
     chunks = -(-rows // max(1, chunk_elements // head.shape[0]))
-    chunk = -(-rows // chunks)  # of one size, so that little is padded
+    chunk = -(-rows // chunks)  # chunks of equal size need little padding
     padding = chunks * chunk - rows
     flat = jnp.pad(hidden.reshape(rows, width), ((0, padding), (0, 0))).reshape(chunks, chunk, width)
     ids = jnp.pad(targets.reshape(rows), (0, padding)).reshape(chunks, chunk)
     bits = None
-    if keep is not None:  # a padding row keeps all ids: an empty set has no log-probs
+    if keep is not None:  # padding keeps all ids, because an empty set has no log-probs
         flat_bits = keep.reshape(rows, keep.shape[-1])
         bits = jnp.pad(flat_bits, ((0, padding), (0, 0)), constant_values=0xFF).reshape(chunks, chunk, keep.shape[-1])
 
     @jax.checkpoint
     def logps_of(piece):
         states, wanted, kept = piece
-        logits = product(states[None], head)[0]
+        logits = linear(states[None], head)[0]
         logits = logits if temperature is None else logits / temperature
         logits = logits if kept is None else jnp.where(unpack_keep(kept, head.shape[0]), logits, -jnp.inf)
         return _pick(logits, wanted)

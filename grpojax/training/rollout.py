@@ -1,4 +1,4 @@
-"""Rollouts: one prefill per prompt, shared by its G answers, then one compiled loop that stops when all have stopped."""
+"""Rollouts: one prefill per prompt, shared by its G answers, then one compiled decode loop until all have stopped."""
 
 import dataclasses
 import functools
@@ -12,13 +12,13 @@ from grpojax.errors import InputError
 from grpojax.loss.logprobs import pack_keep, token_entropy
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import (
-    COMPILER_OPTIONS, Cache, Params, Prefix, causal_inputs, decoding_params, empty_cache, head_logits, hidden_states, unstacked,
+    COMPILER_OPTIONS, KVCache, Params, Prefix, causal_inputs, decoding_params, head_logits, hidden_states, unstacked,
 )  # fmt: skip
 from grpojax.qwen.weights import Policy
 from grpojax.training.sampling import Sampler, sample
 
 BUCKETS = (16, 32, 48, 64, 96, 128, *(part * 2**power for power in range(5, 15) for part in (5, 6, 7, 8)))
-"""Lengths are padded up to one of these (four to an octave from 128 to 131,072), so that a new length rarely compiles."""
+"""Lengths are padded to one of these (four per octave from 128 to 131,072), so that a new length rarely compiles again."""
 
 
 def bucket(length: int) -> int:
@@ -34,23 +34,23 @@ def bucket(length: int) -> int:
 class Rollouts:
     """G answers to each of P prompts, prompt-major, on the host. Padding is on the right.
 
-    `logps` and `entropies` are the sampling policy's own, taken from the very logits the tokens were drawn from: at
-    temperature 1 over the whole vocabulary, or, where make_rollouts was asked to score what was sampled, log-probs over
-    the kept ids at the temperature it was given. Entropies are always over the whole vocabulary, and comparable.
+    `logps` and `entropies` come from the logits the tokens were sampled from, at temperature 1 over the whole vocabulary.
+    With `keep_mask` or `score_temperature` of `make_rollouts`, log-probs are over the kept ids or at that temperature;
+    entropies stay as they are, so that they are comparable.
     """
 
     prompts: np.ndarray  # [P, Tp] int32
     prompt_lens: np.ndarray  # [P]
     answers: np.ndarray  # [B, N] int32
     answer_lens: np.ndarray  # [B], the first stop token included
-    truncated: np.ndarray  # [B] bool: the budget ran out before a stop token
+    truncated: np.ndarray  # [B] bool: the token budget ran out before a stop token
     logps: np.ndarray  # [B, N] float32 nats, 0 after the end
     entropies: np.ndarray  # [B, N] float32 nats, 0 after the end
-    keep: np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be drawn as bits; all set after the end
+    keep: np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be sampled, as bits; all set after the end
 
     @property
     def group_size(self) -> int:
-        """G, the answers of one prompt."""
+        """G, the number of answers per prompt."""
         return len(self.answers) // len(self.prompts)
 
     def group(self, prompt: int) -> "Rollouts":
@@ -81,14 +81,14 @@ def make_rollouts(
     """Samples `num_rollouts` answers to each prompt.
 
     Args:
-      policy: gives the structure, the stop ids and the tokenizer's size; ids past it are never drawn.
-      params: the weights that sample (the old policy's).
+      policy: structure, stop ids and the size of the tokenizer; ids beyond it are never sampled.
+      params: the weights that sample, the old policy.
       prompt_ids: P token lists.
-      key: random key, consumed. Row b draws token n from fold_in(fold_in(key, b), n), so an answer does not depend on
-        padding, on the bucket, or on how long its neighbours are. With keys [P], answer g of prompt p draws from
-        fold_in(keys[p], g), and does not depend on the prompts beside it either.
-      max_new_tokens: the budget of an answer.
-      keep_mask: record the ids that could be drawn, and take `logps` over them alone.
+      key: random key, consumed. Row b draws token n with fold_in(fold_in(key, b), n), so an answer does not depend on
+        padding or on the length of other answers. With keys [P], answer g of prompt p draws with fold_in(keys[p], g),
+        and does not depend on the other prompts either.
+      max_new_tokens: token budget of an answer.
+      keep_mask: record the ids that could be sampled, and take `logps` over them alone.
       score_temperature: temperature of `logps`; None: 1.
       prompt_width: prompts are padded to it; None: to the bucket of the longest.
 
@@ -107,7 +107,7 @@ def make_rollouts(
 
 
 def concat_rollouts(parts: list[Rollouts]) -> Rollouts:
-    """Several rollouts of one group size and budget as one."""
+    """Joins rollouts of the same group size and token budget."""
     width = max(part.prompts.shape[1] for part in parts)
     wide = [dataclasses.replace(p, prompts=np.pad(p.prompts, ((0, 0), (0, width - p.prompts.shape[1])))) for p in parts]
     fields = {f.name: [getattr(part, f.name) for part in wide] for f in dataclasses.fields(Rollouts)}
@@ -153,11 +153,11 @@ def generate(
     keep_mask: bool = False,
     score_temperature: float | None = None,
 ) -> dict[str, Array]:
-    """The compiled program behind `make_rollouts`.
+    """The compiled program of `make_rollouts`.
 
     Args:
       prompts: [P, Tp] int32, padded right. prompt_lens: [P].
-      known_ids: ids from here on are padding of the vocabulary and get probability 0.
+      known_ids: ids from here on are padding of the vocabulary, with probability 0.
 
     Returns:
       answers [B, N], answer_lens [B], truncated [B], logps [B, N], entropies [B, N] and, with keep_mask, keep; see
@@ -166,54 +166,64 @@ def generate(
     batch = prompts.shape[0] * num_rollouts
     last, prompt_cache = encode_prompts(config, params, prompts, prompt_lens)
     first_logits = head_logits(config, params, last)
-    prompt = Prefix(unstacked(config, prompt_cache), prompt_mask(prompts, prompt_lens))
+    prefix = Prefix(unstacked(config, prompt_cache), prompt_mask(prompts, prompt_lens))
     share = functools.partial(jnp.repeat, repeats=num_rollouts, axis=0)
     lengths, stops = share(prompt_lens), jnp.asarray(stop_ids, jnp.int32)
     row_keys = answer_keys(key, num_rollouts) if key.ndim else answer_keys(key[None], batch)
-    slots = jnp.arange(max_new_tokens)
+    cache_positions = jnp.arange(max_new_tokens)
 
-    def draw(n, logits, state):
-        """Token n of every row that has not stopped, written into the state."""
+    def draw(n, logits, drawn: _Drawn) -> _Drawn:
+        """Token n of every row that has not stopped."""
         token, keep = draw_tokens(logits, row_keys, n, sampler, known_ids)
         scored = logits if score_temperature is None else logits / score_temperature
         scored = jnp.where(keep, scored, -jnp.inf) if keep_mask else scored
         chosen = jnp.take_along_axis(scored, token[:, None], axis=-1)[:, 0]
-        running = ~state["done"]
-        kept = {"keep": state["keep"].at[:, n].set(pack_keep(keep | ~running[:, None]))} if keep_mask else {}
-        return kept | {
-            "answers": state["answers"].at[:, n].set(jnp.where(running, token, 0)),
-            "logps": state["logps"].at[:, n].set(
-                jnp.where(running, chosen - jax.nn.logsumexp(scored, axis=-1), 0.0)
-            ),
-            "entropies": state["entropies"].at[:, n].set(jnp.where(running, token_entropy(logits), 0.0)),
-            "answer_lens": state["answer_lens"] + running,
-            "done": state["done"] | jnp.isin(token, stops),
-        }
+        logps = chosen - jax.nn.logsumexp(scored, axis=-1)
+        running = ~drawn.done
+        return _Drawn(
+            answers=drawn.answers.at[:, n].set(jnp.where(running, token, 0)),
+            logps=drawn.logps.at[:, n].set(jnp.where(running, logps, 0.0)),
+            entropies=drawn.entropies.at[:, n].set(jnp.where(running, token_entropy(logits), 0.0)),
+            answer_lens=drawn.answer_lens + running,
+            done=drawn.done | jnp.isin(token, stops),
+            keep=drawn.keep.at[:, n].set(pack_keep(keep | ~running[:, None])) if keep_mask else None,
+        )
 
     def step(carry):
-        n, state, cache = carry  # n tokens are drawn; the last one is fed in, and token n drawn
-        token = jax.lax.dynamic_index_in_dim(state["answers"], n - 1, axis=1)
-        seen = jnp.broadcast_to(slots < n, (batch, 1, max_new_tokens))
+        n, drawn, cache = carry  # n tokens are drawn; the last one is the input, and token n is drawn
+        token = jax.lax.dynamic_index_in_dim(drawn.answers, n - 1, axis=1)
+        mask = jnp.broadcast_to(cache_positions < n, (batch, 1, max_new_tokens))
         positions = (lengths + n - 1)[:, None]
-        hidden, cache = hidden_states(config, params, token, positions, seen, cache, n - 1, prompt)
-        return n + 1, draw(n, head_logits(config, params, hidden[:, 0]), state), cache
+        hidden, cache = hidden_states(config, params, token, positions, mask, cache, n - 1, prefix)
+        return n + 1, draw(n, head_logits(config, params, hidden[:, 0]), drawn), cache
 
-    start = {
-        "answers": jnp.zeros((batch, max_new_tokens), jnp.int32),
-        "logps": jnp.zeros((batch, max_new_tokens), jnp.float32),
-        "entropies": jnp.zeros((batch, max_new_tokens), jnp.float32),
-        "answer_lens": jnp.zeros(batch, jnp.int32),
-        "done": jnp.zeros(batch, bool),
-    }
-    if keep_mask:
-        start["keep"] = jnp.full((batch, max_new_tokens, -(-config.vocab_size // 8)), 0xFF, jnp.uint8)
-    state = draw(0, share(first_logits), start)
-    cache = unstacked(config, empty_cache(config, batch, max_new_tokens))
+    drawn = draw(0, share(first_logits), _Drawn.empty(batch, max_new_tokens, config.vocab_size if keep_mask else None))
+    cache = unstacked(config, KVCache.empty(config, batch, max_new_tokens))
     params = decoding_params(config, params)
-    _, state, _ = jax.lax.while_loop(
-        lambda carry: (carry[0] < max_new_tokens) & ~jnp.all(carry[1]["done"]), step, (1, state, cache)
+    _, drawn, _ = jax.lax.while_loop(
+        lambda carry: (carry[0] < max_new_tokens) & ~jnp.all(carry[1].done), step, (1, drawn, cache)
     )
-    return {**{k: v for k, v in state.items() if k != "done"}, "truncated": ~state["done"]}
+    fields = {name: array for name, array in vars(drawn).items() if name != "done" and array is not None}
+    return fields | {"truncated": ~drawn.done}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    """What a decode loop has sampled so far; see `Rollouts`."""
+
+    answers: Array  # [B, N] int32
+    logps: Array  # [B, N] float32 nats
+    entropies: Array  # [B, N] float32 nats
+    answer_lens: Array  # [B] int32
+    done: Array  # [B] bool, whether a stop token was drawn
+    keep: Array | None  # [B, N, ceil(V / 8)] uint8; None: not recorded
+
+    @classmethod
+    def empty(cls, batch: int, max_new_tokens: int, keep_ids: int | None) -> "_Drawn":
+        zeros = functools.partial(jnp.zeros, (batch, max_new_tokens))
+        keep = None if keep_ids is None else jnp.full((batch, max_new_tokens, -(-keep_ids // 8)), 0xFF, jnp.uint8)
+        return cls(zeros(jnp.int32), zeros(jnp.float32), zeros(jnp.float32), jnp.zeros(batch, jnp.int32), jnp.zeros(batch, bool), keep)
 
 
 def answer_keys(keys: Array, num_rollouts: int) -> Array:
@@ -223,7 +233,7 @@ def answer_keys(keys: Array, num_rollouts: int) -> Array:
 
 
 def draw_tokens(logits: Array, row_keys: Array, n: Array, sampler: Sampler, known_ids: int) -> tuple[Array, Array]:
-    """Token n, one number or one a row, of [B] answers by their keys; what comes back is that of `sample`."""
+    """Token n of [B] answers (one number, or one for each row), drawn with their keys; returns what `sample` returns."""
     possible = jnp.arange(logits.shape[-1])[None, :] < known_ids
     keys = jax.vmap(jax.random.fold_in)(row_keys, jnp.broadcast_to(n, row_keys.shape))
     return sample(jnp.where(possible, logits, -jnp.inf), keys, sampler)
@@ -231,13 +241,12 @@ def draw_tokens(logits: Array, row_keys: Array, n: Array, sampler: Sampler, know
 
 def encode_prompts(
     config: QwenConfig, params: Params, prompts: Array, prompt_lens: Array, remat: bool = False
-) -> tuple[Array, Cache]:
-    """What the answers need of their prompts [P, Tp]: the hidden state [P, D] of each one's last token, which predicts the
-    first of the answer, and keys and values."""
+) -> tuple[Array, KVCache]:
+    """Prefills prompts [P, Tp]: the hidden state [P, D] of each last token, which predicts the answer's first one, and the cache."""
     hidden, cache = hidden_states(config, params, prompts, *causal_inputs(prompts), remat=remat)
     return jnp.take_along_axis(hidden, (prompt_lens - 1)[:, None, None], axis=1)[:, 0], cache
 
 
 def prompt_mask(prompts: Array, prompt_lens: Array) -> Array:
-    """[P, Tp] bool, true at the tokens of each prompt and false at its padding. Of `prompts` only the width counts."""
+    """[P, Tp] bool, true at the tokens of each prompt, false at padding. Of `prompts` only the shape is used."""
     return jnp.arange(prompts.shape[1])[None, :] < prompt_lens[:, None]

@@ -1,4 +1,4 @@
-"""From logits to the next token: temperature, top-k, exact top-p without a sort, greedy."""
+"""From logits to the next token: temperature, top-k, top-p (exact, without a sort), greedy."""
 
 import dataclasses
 import math
@@ -14,11 +14,11 @@ _ONE_AS_BITS = 0x3F800000  # float32 1.0; the bits of non-negative floats are or
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """How tokens are drawn. None means "not at all" and is structure; the numbers are data and never compile again."""
+    """How tokens are drawn. None turns a step off and is structure; numbers are data, and changing them never compiles again."""
 
-    temperature: float | None  # logits are divided by it; None: greedy, the most likely token
-    top_p: float | None = None  # keep the smallest set of likeliest tokens that holds this much probability
-    top_k: int | None = None  # keep the k likeliest tokens (a size, so another k compiles again)
+    temperature: float | None  # logits are divided by it; None: greedy
+    top_p: float | None = None  # keep the smallest set of most likely tokens with this much probability
+    top_k: int | None = None  # keep the k most likely tokens (a size: another k compiles again)
 
 
 jax.tree_util.register_dataclass(Sampler, data_fields=["temperature", "top_p"], meta_fields=["top_k"])
@@ -27,7 +27,7 @@ GREEDY = Sampler(temperature=None)
 
 
 def make_sampler(temperature: float, top_p: float = 1.0, top_k: int = 0) -> Sampler:
-    """A sampler from the numbers a user gives: temperature 0 is greedy, top_p 1 and top_k 0 keep everything.
+    """A sampler from user settings: temperature 0 is greedy, top_p 1 and top_k 0 keep every token.
 
     Raises:
       InputError: if a number is out of range.
@@ -44,14 +44,14 @@ def make_sampler(temperature: float, top_p: float = 1.0, top_k: int = 0) -> Samp
 
 
 def sample(logits: Array, keys: Array, sampler: Sampler) -> tuple[Array, Array]:
-    """Draws one token a row.
+    """Draws one token per row.
 
     Args:
       logits: [B, V] float32.
       keys: [B] random keys, consumed.
 
     Returns:
-      [B] int32 tokens, and [B, V] bool, the ids that could be drawn (greedy: the one that was).
+      [B] int32 tokens, and [B, V] bool, the ids that could be drawn (greedy: only the one that was).
     """
     if sampler.temperature is None:
         token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -62,33 +62,33 @@ def sample(logits: Array, keys: Array, sampler: Sampler) -> tuple[Array, Array]:
 
 
 def draw(key: Array, weights: Array) -> Array:
-    """An index drawn with probability weights[i] / sum(weights), int32; one of weight 0 never is.
+    """An index drawn with probability weights[i] / sum(weights), int32; never one with weight 0.
 
     Args:
-      weights: [V] float32, not negative, not all 0.
+      weights: [V] float32, nonnegative, not all 0.
 
-    Two uniform numbers choose a block of about sqrt(V) weights and a place in it, so that one pass over the weights is
-    enough (a Gumbel number for each of them takes ten times as long).
+    Two uniform numbers choose a block of about sqrt(V) weights and an index in it, so one pass over the weights is enough.
+    (Gumbel noise for every weight takes ten times as long.)
     """
     columns = math.isqrt(weights.size - 1) + 1
     blocks = jnp.pad(weights, (0, -weights.size % columns)).reshape(-1, columns)
-    for_block, for_place = jax.random.uniform(key, (2,))
-    block = _place_of(for_block, jnp.sum(blocks, axis=1))
-    return block * columns + _place_of(for_place, blocks[block])
+    for_block, for_column = jax.random.uniform(key, (2,))
+    block = _index_of(for_block, jnp.sum(blocks, axis=1))
+    return block * columns + _index_of(for_column, blocks[block])
 
 
-def _place_of(uniform: Array, weights: Array) -> Array:
-    """The first place at which the running sum of the weights passes the share `uniform`, in [0, 1), of the whole."""
+def _index_of(uniform: Array, weights: Array) -> Array:
+    """The first index at which the cumulative weight exceeds `uniform`, in [0, 1), times the total."""
     sums = jnp.cumsum(weights)
-    place = jnp.sum(sums <= uniform * sums[-1]).astype(jnp.int32)
-    last = weights.size - 1 - jnp.argmax(weights[::-1] > 0).astype(jnp.int32)  # where rounding has gone past it
-    return jnp.minimum(place, last)
+    index = jnp.sum(sums <= uniform * sums[-1]).astype(jnp.int32)
+    last = weights.size - 1 - jnp.argmax(weights[::-1] > 0).astype(jnp.int32)  # rounding can go past it
+    return jnp.minimum(index, last)
 
 
 def keep_likely(logits: Array, top_p: float | None, top_k: int | None) -> Array:
-    """Logits [B, V] with minus infinity outside the top-k and then the top-p set. Equal logits stay or go together.
+    """Logits [B, V] with minus infinity outside the top-k and then the top-p set. Ties are kept or dropped together.
 
-    The top-p set is the smallest set of likeliest tokens whose probability reaches top_p; the likeliest is always in it.
+    The top-p set is the smallest set of most likely tokens whose probability reaches top_p; it is never empty.
 
     Source: arXiv:1904.09751 section 3.1.
     """
@@ -102,10 +102,10 @@ def keep_likely(logits: Array, top_p: float | None, top_k: int | None) -> Array:
 
 
 def _nucleus_threshold(probs: Array, top_p: float) -> Array:
-    """The largest probability t with sum(probs >= t) >= top_p, [B, 1]: bisection on the bits of t, exact in 30 passes."""
+    """The largest probability t with sum(probs >= t) >= top_p, [B, 1]: bisection on the bits of t, exact after 30 passes."""
 
     def halve(_, bounds):
-        low, high = bounds  # the mass at or above `low` reaches top_p; at or above `high` it does not
+        low, high = bounds  # the probability at or above `low` reaches top_p, at or above `high` it does not
         middle = low + (high - low) // 2
         threshold = jax.lax.bitcast_convert_type(middle, jnp.float32)
         enough = jnp.sum(jnp.where(probs >= threshold, probs, 0.0), axis=-1, keepdims=True) >= top_p
@@ -113,5 +113,5 @@ def _nucleus_threshold(probs: Array, top_p: float) -> Array:
 
     low = jnp.zeros((probs.shape[0], 1), jnp.int32)
     low, _ = jax.lax.fori_loop(0, 30, halve, (low, jnp.full_like(low, _ONE_AS_BITS + 1)))
-    # Rounding may leave no set that reaches a top_p near 1 (low is 0: all stay); a top_p near 0 keeps the likeliest.
+    # If rounding keeps every set below a top_p near 1, low is 0 and all stay. A top_p near 0 keeps the most likely token.
     return jnp.minimum(jax.lax.bitcast_convert_type(low, jnp.float32), jnp.max(probs, axis=-1, keepdims=True))

@@ -14,9 +14,9 @@ from jax import Array
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import chunked_logps, length_mask
 from grpojax.loss.policy_loss import Loss, policy_loss
-from grpojax.products import with_float32_gradient
+from grpojax.precision import with_float32_gradient
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import COMPILER_OPTIONS, Cache, Params, Prefix, causal_inputs, head_matrix, hidden_states
+from grpojax.qwen.model import COMPILER_OPTIONS, KVCache, Params, Prefix, causal_inputs, head_matrix, hidden_states
 from grpojax.training.rollout import Rollouts, bucket, encode_prompts, prompt_mask
 
 ACTIVATION_BYTES = 2**29
@@ -111,9 +111,9 @@ def make_optimizer(max_grad_norm: float = 1.0, weight_decay: float = 0.01) -> op
     0.01 is the default of torch and the book; optax's is 1e-4. Source: arXiv:1711.05101, algorithm 2.
 
     Raises:
-      InputError: if max_grad_norm is not above 0.
+      InputError: if max_grad_norm is not a finite number above 0.
     """
-    if not max_grad_norm > 0:
+    if not 0 < max_grad_norm < float("inf"):
         raise InputError(f"max_grad_norm is {max_grad_norm}; it must be a finite number above 0.")
     return optax.chain(bound_norm(max_grad_norm), optax.scale_by_adam(), optax.add_decayed_weights(weight_decay))
 
@@ -255,19 +255,19 @@ def gradients(
 def _answer_logps(
     config: QwenConfig,
     params: Params,
-    prompts: tuple[Array, Cache],
+    prompts: tuple[Array, KVCache],
     batch: Batch,
     temperature: float | None,
     remat: bool,
 ) -> Array:
     """[B, N] log-probs of batch.targets; logits are computed only at positions that predict an answer token."""
     (last, cache), lengths, of = prompts, batch.prompt_lens, batch.prompt_of
-    there = prompt_mask(batch.prompts, lengths)
+    mask = prompt_mask(batch.prompts, lengths)
     own = lambda x, axis: x if len(lengths) == 1 else jnp.take(x, of, axis)  # answers to one prompt share its keys
     positions, causal = causal_inputs(batch.targets)
     hidden, _ = hidden_states(
         config, params, batch.targets, lengths[of][:, None] + positions, causal,
-        prefix=Prefix(jax.tree.map(lambda x: own(x, 1), cache), own(there, 0)), remat=remat,
+        prefix=Prefix(jax.tree.map(lambda x: own(x, 1), cache), own(mask, 0)), remat=remat,
     )  # fmt: skip
     predicting = jnp.concatenate([last[of][:, None], hidden[:, :-1]], axis=1)
     head = head_matrix(config, params)

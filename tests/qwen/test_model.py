@@ -9,7 +9,7 @@ import pytest
 
 from grpojax.qwen import model
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import _rope_angles, _rotate, causal_inputs, empty_cache, head_logits, param_shapes
+from grpojax.qwen.model import KVCache, _rope_angles, _rotate, causal_inputs, head_logits, param_shapes
 
 # Compiled whole, or each small operation is compiled by itself.
 forward = jax.jit(model.forward, static_argnames="config")
@@ -61,44 +61,46 @@ def _tokens(config, batch, length, seed=5):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_decoding_in_pieces_equals_the_full_forward_pass(tiny_config, family):
     config = tiny_config(**family)
-    params, tokens, slots = _random(config), _tokens(config, 2, 9), 12  # three slots are never filled
-    cache, pieces, start = empty_cache(config, 2, slots), [], 0
-    for length in (4, 3, 1, 1):
-        positions = jnp.broadcast_to(jnp.arange(start, start + length), (2, length))
-        attend = jnp.arange(slots)[None, None, :] <= positions[:, :, None]
-        piece = tokens[:, start : start + length]
-        hidden, cache = hidden_states(config, params, piece, positions, attend, cache, start)
+    params, tokens, length = _random(config), _tokens(config, 2, 9), 12  # three positions are never filled
+    cache, pieces, start = KVCache.empty(config, 2, length), [], 0
+    for count in (4, 3, 1, 1):
+        positions = jnp.broadcast_to(jnp.arange(start, start + count), (2, count))
+        mask = jnp.arange(length)[None, None, :] <= positions[:, :, None]
+        piece = tokens[:, start : start + count]
+        hidden, cache = hidden_states(config, params, piece, positions, mask, cache, start)
         pieces.append(head_logits(config, params, hidden))
-        start += length
+        start += count
     np.testing.assert_allclose(jnp.concatenate(pieces, 1), forward(config, params, tokens), atol=2e-5)
 
 
-@pytest.mark.parametrize("slots, sizes", [(4, [4]), (5, [4, 1]), (12, [4, 4, 4]), (26, [9, 9, 8])])
-def test_blocks_of_a_cache_are_filled_in_turn_and_read_when_they_are_looked_at(tiny_config, monkeypatch, slots, sizes):
-    """Blocks of 4 slots, or 3 of them where 4 slots are too few; NaN lies in those that no token has reached."""
-    monkeypatch.setattr(model, "BLOCK_SLOTS", 4)
+@pytest.mark.parametrize("length, sizes", [(4, [4]), (5, [4, 1]), (12, [4, 4, 4]), (26, [9, 9, 8])])
+def test_blocks_of_a_cache_are_filled_in_turn_and_read_only_if_attended_to(tiny_config, monkeypatch, length, sizes):
+    """Blocks of 4 positions, or 3 blocks if that is too few; blocks that no token has reached hold NaN."""
+    monkeypatch.setattr(model, "BLOCK_SIZE", 4)
     monkeypatch.setattr(model, "MAX_BLOCKS", 3)
     config = tiny_config()
-    params, tokens = _random(config), _tokens(config, 2, slots)
-    blank = empty_cache(config, 2, slots)
-    assert [keys.shape[-1] for keys, _ in blank] == [values.shape[-2] for _, values in blank] == sizes
+    params, tokens = _random(config), _tokens(config, 2, length)
+    blank = KVCache.empty(config, 2, length)
+    assert [keys.shape[-1] for keys in blank.keys] == [values.shape[-2] for values in blank.values] == sizes
 
     @jax.jit
-    def step(token, cache, slot):
-        attend = jnp.broadcast_to(jnp.arange(slots) <= slot, (2, 1, slots))
-        position = jnp.full((2, 1), slot)
-        hidden, cache = hidden_states(config, layers, token, position, attend, cache, slot)
+    def step(token, cache, index):
+        mask = jnp.broadcast_to(jnp.arange(length) <= index, (2, 1, length))
+        position = jnp.full((2, 1), index)
+        hidden, cache = hidden_states(config, layers, token, position, mask, cache, index)
         return head_logits(config, params, hidden), cache
 
     layers, whole = model.decoding_params(config, params), forward(config, params, tokens)
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    fresh = model.unstacked(config, blank)
     cache = model.unstacked(config, jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), blank))
-    for slot in range(slots):
-        if slot in starts:
-            for blocks, fresh in zip(cache, model.unstacked(config, blank), strict=True):
-                blocks[starts.index(slot)] = fresh[starts.index(slot)]
-        logits, cache = step(tokens[:, slot : slot + 1], cache, slot)
-        np.testing.assert_allclose(logits[:, 0], whole[:, slot], atol=2e-5)
+    for index in range(length):
+        if index in starts:
+            block = starts.index(index)
+            put = lambda blocks, new: (*blocks[:block], new[block], *blocks[block + 1 :])
+            cache = [KVCache(put(c.keys, f.keys), put(c.values, f.values)) for c, f in zip(cache, fresh, strict=True)]
+        logits, cache = step(tokens[:, index : index + 1], cache, index)
+        np.testing.assert_allclose(logits[:, 0], whole[:, index], atol=2e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,13 +109,13 @@ def test_sequences_that_share_a_prefix_equal_whole_ones(tiny_config, family):
     config = tiny_config(**family)
     params, lengths, share = _random(config), np.array([5, 3]), 3
     prompts, answers = _tokens(config, 2, 5), _tokens(config, 6, 3, seed=6)
-    there = np.arange(5)[None, :] < lengths[:, None]
+    mask = np.arange(5)[None, :] < lengths[:, None]
 
     def shared(params):
         _, cache = hidden_states(config, params, prompts, *causal_inputs(prompts))
         positions, causal = causal_inputs(answers)
         positions += np.repeat(lengths, share)[:, None]
-        hidden, _ = hidden_states(config, params, answers, positions, causal, prefix=model.Prefix(cache, there))
+        hidden, _ = hidden_states(config, params, answers, positions, causal, prefix=model.Prefix(cache, mask))
         return head_logits(config, params, hidden)
 
     def whole(params):

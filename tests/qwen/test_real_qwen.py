@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.qwen.model import causal_inputs, empty_cache, head_logits, hidden_states
+from grpojax.qwen.model import KVCache, causal_inputs, head_logits, hidden_states
 from grpojax.qwen.tokenizer import load_tokenizer
 from grpojax.qwen.weights import load_policy
 
@@ -72,7 +72,7 @@ def _greedy(policy, ids):
         return jnp.argmax(head_logits(policy.config, params, hidden[:, -1]), axis=-1), cache
 
     tokens = jnp.array([ids])
-    token, cache = step(policy.params, tokens, causal_inputs(tokens)[0], empty_cache(policy.config, 1, slots), 0)
+    token, cache = step(policy.params, tokens, causal_inputs(tokens)[0], KVCache.empty(policy.config, 1, slots), 0)
     answer = [int(token[0])]
     while len(answer) < NEW_TOKENS:
         slot = len(ids) + len(answer) - 1

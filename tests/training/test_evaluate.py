@@ -14,7 +14,7 @@ from grpojax.training import evaluate as module
 from grpojax.training.evaluate import answer_problems, evaluate
 from grpojax.training.rollout import make_rollouts
 from grpojax.training.sampling import GREEDY, make_sampler
-from grpojax.training.stream import Answered
+from grpojax.training.stream import Finished
 
 TEMPLATE = "{problem} ="
 PROBLEMS = [
@@ -41,18 +41,18 @@ def scripted(monkeypatch, tiny_policy):
         }
         asked = []
 
-        def answer(policy, params, prompts, keys, sampler, num_samples, max_new_tokens, places, skip):
+        def answer(policy, params, prompts, keys, sampler, num_samples, max_new_tokens, slots, skip):
             assert sampler == expected_sampler
             assert len(keys) == len(prompts)
             todo = [i for i in range(len(prompts)) if i not in skip]
-            for group in (todo[at : at + places] for at in range(0, len(todo), places)):
+            for group in (todo[at : at + slots] for at in range(0, len(todo), slots)):
                 asked.append([policy.tokenizer.decode(prompts[i]) for i in group])
                 yield [answered(i, by_prompt[tuple(prompts[i])], num_samples) for i in group]
 
         def answered(prompt, texts, num_samples):
             assert len(texts) == num_samples
             ids = [tiny_policy.tokenizer.encode(text) for text in texts]
-            return Answered(prompt, ids, [row[-1] not in tiny_policy.tokenizer.stop_ids for row in ids])
+            return Finished(prompt, ids, [row[-1] not in tiny_policy.tokenizer.stop_ids for row in ids])
 
         monkeypatch.setattr(module, "stream_answers", answer)
         return asked

@@ -225,5 +225,5 @@ def test_draw_never_leaves_the_positive_weights(size):
         weights = jnp.zeros(size).at[place].set(1e-30)
         assert jax.vmap(jax.jit(sampling.draw), (0, None))(keys_of(4, 8), weights).tolist() == [place] * 8
     almost = jnp.float32(1 - 2**-24)
-    assert sampling._place_of(almost, jnp.array([0.3, 0.7, 0.0])) == 1
-    assert sampling._place_of(jnp.float32(0.0), jnp.array([0.0, 0.3, 0.7])) == 1
+    assert sampling._index_of(almost, jnp.array([0.3, 0.7, 0.0])) == 1
+    assert sampling._index_of(jnp.float32(0.0), jnp.array([0.0, 0.3, 0.7])) == 1

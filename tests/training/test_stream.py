@@ -1,4 +1,4 @@
-"""Answers to many prompts: places are taken again, and no answer depends on its neighbours, its place or its moment."""
+"""Answers to many prompts: slots are taken again, and no answer depends on its neighbours, its place or its moment."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from grpojax.qwen import model
 from grpojax.training import stream
 from grpojax.training.rollout import make_rollouts
 from grpojax.training.sampling import GREEDY, make_sampler
-from grpojax.training.stream import Answered, stream_answers
+from grpojax.training.stream import Finished, stream_answers
 
 PROMPTS = [[5, 9, 14, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], list(range(20)), [6, 6], [4, 19], [11] * 16]
 WARM = make_sampler(1.0, 0.9)
@@ -20,9 +20,9 @@ def keys_of(count, seed=4):
     return jax.random.split(jax.random.key(seed), count)
 
 
-def streamed(policy, prompts=PROMPTS, sampler=WARM, num_samples=1, max_new_tokens=12, places=3, skip=()):
+def streamed(policy, prompts=PROMPTS, sampler=WARM, num_samples=1, max_new_tokens=12, slots=3, skip=()):
     keys = keys_of(len(prompts))
-    groups = stream_answers(policy, policy.params, prompts, keys, sampler, num_samples, max_new_tokens, places, skip)
+    groups = stream_answers(policy, policy.params, prompts, keys, sampler, num_samples, max_new_tokens, slots, skip)
     return [answered for group in groups for answered in group]
 
 
@@ -40,11 +40,11 @@ def expected(request, tiny):
     ]
 
 
-@pytest.mark.parametrize("places", [1, 2, 3, 5, 7, 64])
-def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, places):
-    """Whatever the number of places, with prompts of two buckets and answers that end early and late."""
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 7, 64])
+def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, slots):
+    """Whatever the number of slots, with prompts of two buckets and answers that end early and late."""
     samples, each = expected
-    got = streamed(tiny, num_samples=samples, places=places)
+    got = streamed(tiny, num_samples=samples, slots=slots)
     assert sorted(answered.prompt for answered in got) == list(range(len(PROMPTS)))
     for answered in got:
         assert (answered.answers, answered.truncated) == each[answered.prompt]
@@ -54,7 +54,7 @@ def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, places):
 
 def test_a_cache_of_several_blocks_gives_the_same_answers(tiny, monkeypatch):
     each = [alone(tiny, *both, max_new_tokens=13) for both in zip(PROMPTS, keys_of(len(PROMPTS)), strict=True)]
-    monkeypatch.setattr(model, "BLOCK_SLOTS", 5)  # 5, 5 and 3
+    monkeypatch.setattr(model, "BLOCK_SIZE", 5)  # 5, 5 and 3
     got = streamed(tiny, max_new_tokens=13)
     assert {answered.prompt: (answered.answers, answered.truncated) for answered in got} == dict(enumerate(each))
 
@@ -80,20 +80,20 @@ COUNTDOWN = chain([0, 0, 1, 2, 3, 4, 5, 6, 7, 7], stop_ids=(0,))
 
 
 def test_an_ended_answer_makes_room_while_a_long_one_goes_on():
-    """Two places. 8 has 8 tokens before it; those of 2, 3 and 1 follow each other in the other place meanwhile."""
-    got = streamed(COUNTDOWN, [[8], [2], [3], [1]], GREEDY, places=2)
+    """Two slots. 8 has 8 tokens before it; those of 2, 3 and 1 follow each other in the other place meanwhile."""
+    got = streamed(COUNTDOWN, [[8], [2], [3], [1]], GREEDY, slots=2)
     assert [answered.prompt for answered in got] == [1, 2, 3, 0]
     assert got == [
-        Answered(1, [[1, 0]], [False]),
-        Answered(2, [[2, 1, 0]], [False]),
-        Answered(3, [[0]], [False]),
-        Answered(0, [[7, 6, 5, 4, 3, 2, 1, 0]], [False]),
+        Finished(1, [[1, 0]], [False]),
+        Finished(2, [[2, 1, 0]], [False]),
+        Finished(3, [[0]], [False]),
+        Finished(0, [[7, 6, 5, 4, 3, 2, 1, 0]], [False]),
     ]
 
 
 def test_a_place_is_free_when_all_its_samples_have_ended(tiny):
     """Samples of different lengths: they come together."""
-    got = streamed(tiny, num_samples=4, places=2)
+    got = streamed(tiny, num_samples=4, slots=2)
     assert any(len({len(ids) for ids in answered.answers}) > 1 for answered in got)
     assert all(len(answered.answers) == len(answered.truncated) == 4 for answered in got)
 
@@ -104,23 +104,23 @@ def test_a_place_is_free_when_all_its_samples_have_ended(tiny):
 )
 def test_the_budget(budget, answers, truncated):
     """A stop token that just fits is no truncation."""
-    got = streamed(COUNTDOWN, [[3]] * 5, GREEDY, max_new_tokens=budget, places=2)
+    got = streamed(COUNTDOWN, [[3]] * 5, GREEDY, max_new_tokens=budget, slots=2)
     assert [(a.answers, a.truncated) for a in got] == [([answers], [truncated])] * 5
 
 
 def test_long_prompts_come_first_and_each_is_prefilled_once(monkeypatch):
-    """12 places take 3 at a time, all of one bucket: of 48, 32 and 16 tokens."""
+    """12 slots take 3 at a time, all of one bucket: of 48, 32 and 16 tokens."""
     admitted, real = [], stream.admit
 
     def admit(config, params, state, prompts, lens, at, keys, *args, **kwargs):
-        real_ones = [[int(x) for x in row[:n]] for row, n, place in zip(prompts, lens, at, strict=True) if place < 12]
+        real_ones = [[int(x) for x in row[:n]] for row, n, slot in zip(prompts, lens, at, strict=True) if slot < 12]
         admitted.append((prompts.shape, real_ones))
         return real(config, params, state, prompts, lens, at, keys, *args, **kwargs)
 
     monkeypatch.setattr(stream, "admit", admit)
     policy = dataclasses.replace(COUNTDOWN, config=dataclasses.replace(COUNTDOWN.config, max_position_embeddings=64))
     prompts = [[9] * n for n in (3, 40, 17, 1, 20, 2, 33, 4, 16, 5, 32, 6)]
-    got = streamed(policy, prompts, make_sampler(1.0), num_samples=2, places=12)
+    got = streamed(policy, prompts, make_sampler(1.0), num_samples=2, slots=12)
     assert sorted(answered.prompt for answered in got) == list(range(12))
     assert [shape for shape, _ in admitted] == [(3, 48), (3, 32), (3, 16), (3, 16), (3, 16)]
     assert [len(prompt) for _, group in admitted for prompt in group] == sorted(map(len, prompts), reverse=True)
@@ -144,9 +144,9 @@ def test_the_device_goes_on_while_the_first_answers_are_read(monkeypatch):
 def test_programs_are_compiled_once():
     """Another number of prompts, other lengths in the bucket, other answers: the same three programs."""
     policy = chain([0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 9], stop_ids=(0,))
-    streamed(policy, [[2], [3, 3]] * 3, places=2)
+    streamed(policy, [[2], [3, 3]] * 3, slots=2)
     before = stream.admit._cache_size(), stream.decode._cache_size(), stream._empty._cache_size()
-    streamed(policy, [[4] * n for n in (1, 5, 9, 16)] * 4, WARM, places=2)
+    streamed(policy, [[4] * n for n in (1, 5, 9, 16)] * 4, WARM, slots=2)
     assert (stream.admit._cache_size(), stream.decode._cache_size(), stream._empty._cache_size()) == before
 
 

@@ -1,11 +1,11 @@
-"""Products against NumPy and against JAX's own gradient."""
+"""Matrix products and gradients against NumPy and against JAX's own gradient."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.products import Noted, product, rows, values, with_float32_gradient
+from grpojax.precision import Float32Grad, embed, linear, unwrap, with_float32_gradient
 
 
 def _random(*shape, seed=0):
@@ -16,22 +16,22 @@ def _random(*shape, seed=0):
 def test_a_decode_step_multiplies_as_a_long_pass_does(batch):
     """The two forms of one product; 7 inputs and 5 outputs, so that a wrong turn does not fit."""
     weight, x = _random(5, 7), _random(batch, 4, 7, seed=1)
-    whole = jax.jit(product)(x, weight)
+    whole = jax.jit(linear)(x, weight)
     np.testing.assert_allclose(whole, np.asarray(x) @ np.asarray(weight).T, atol=1e-5)
     for t in range(4):
-        np.testing.assert_allclose(jax.jit(product)(x[:, t : t + 1], weight)[:, 0], whole[:, t], atol=1e-5)
-        np.testing.assert_allclose(jax.jit(product)(x[:, t], weight), whole[:, t], atol=1e-5)
+        np.testing.assert_allclose(jax.jit(linear)(x[:, t : t + 1], weight)[:, 0], whole[:, t], atol=1e-5)
+        np.testing.assert_allclose(jax.jit(linear)(x[:, t], weight), whole[:, t], atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 7), (2, 1, 7), (2, 7)])
-@pytest.mark.parametrize("noted", [False, True])
-def test_gradient_in_float32(shape, noted):
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_gradient_in_float32(shape, wrapped):
     """d sum(c * x w') = (c w, c' x), whatever form the product took forward."""
     weight, x = np.asarray(_random(5, 7)), np.asarray(_random(*shape, seed=1))
     c = np.asarray(_random(*shape[:-1], 5, seed=2))
 
     def loss(x, weight):
-        return jnp.sum(c * product(x, Noted(jax.lax.stop_gradient(weight), weight) if noted else weight))
+        return jnp.sum(c * linear(x, Float32Grad(jax.lax.stop_gradient(weight), weight) if wrapped else weight))
 
     of_x, of_weight = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, weight)
     np.testing.assert_allclose(of_x, c @ weight, atol=1e-5)
@@ -42,17 +42,17 @@ def test_bfloat16_factors_are_summed_in_float32():
     """1 + 255 * 2^-8, term by term, is 1.99609375; a sum rounded to bfloat16 after each term stays 1."""
     x = jnp.full((1, 256, 1), 2.0**-8, jnp.bfloat16).at[0, 0].set(1.0)
     weight = jnp.ones((1, 1), jnp.bfloat16)
-    assert product(jnp.swapaxes(x, 1, 2), jnp.ones((1, 256), jnp.bfloat16))[0, 0, 0] == 1.99609375
-    gradient = jax.grad(lambda zeros: jnp.sum(product(x, Noted(weight, zeros))))(jnp.zeros((1, 1)))
+    assert linear(jnp.swapaxes(x, 1, 2), jnp.ones((1, 256), jnp.bfloat16))[0, 0, 0] == 1.99609375
+    gradient = jax.grad(lambda zeros: jnp.sum(linear(x, Float32Grad(weight, zeros))))(jnp.zeros((1, 1)))
     assert gradient.dtype == jnp.float32 and gradient[0, 0] == 1.99609375  # in bfloat16 it would be 2
-    assert jax.grad(lambda weight: jnp.sum(product(x, weight)))(weight)[0, 0] == 2
+    assert jax.grad(lambda weight: jnp.sum(linear(x, weight)))(weight)[0, 0] == 2
 
 
 def test_the_weight_is_cast_to_the_dtype_of_the_rows_and_its_gradient_is_not():
     """1 + 2^-10 is 1 in bfloat16. The gradient of the weight is the sum of x, 1 + 2^-8: no bfloat16 number."""
     weight, x = jnp.full((1, 1), 1 + 2.0**-10), jnp.array([[[1.0], [2.0**-8]]], jnp.bfloat16)
-    assert product(x[:, :1], weight)[0, 0, 0] == 1
-    assert jax.grad(lambda weight: jnp.sum(product(x, weight)))(weight)[0, 0] == 1 + 2.0**-8
+    assert linear(x[:, :1], weight)[0, 0, 0] == 1
+    assert jax.grad(lambda weight: jnp.sum(linear(x, weight)))(weight)[0, 0] == 1 + 2.0**-8
 
 
 def test_half_parameters_get_float32_gradients():
@@ -62,9 +62,9 @@ def test_half_parameters_get_float32_gradients():
     ids = jnp.array([[0, 3, 3]])
 
     def loss(params):
-        x = rows(params["table"], ids).astype(jnp.float32)
-        scale = values(params)["scale"].astype(jnp.float32)
-        return jnp.sum(product(x * scale + scale, params["weight"]) ** 2)
+        x = embed(params["table"], ids).astype(jnp.float32)
+        scale = unwrap(params)["scale"].astype(jnp.float32)
+        return jnp.sum(linear(x * scale + scale, params["weight"]) ** 2)
 
     wanted, attach = with_float32_gradient(params)
     assert wanted["weight"] is params["weight"] and {x.dtype for x in jax.tree.leaves(wanted)} == {jnp.dtype("float32")}

@@ -91,8 +91,8 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _READABLE = set(FUNCTIONS | GREEK | {"sqrt", "infinity", "infty", "begin", "end", "lambda"})  # not words of a language
-# Where a number in scientific notation can start.
-_START = r"(?:(?<![\w.^])|(?<=\\times)|(?<=\\cdot))"
+_START = r"(?:(?<![\w.^])|(?<=\\times)|(?<=\\cdot))"  # of a number in scientific notation
+_EULER = re.compile(r"(?<![\d.])(?!1e)(\d+e)(?=[-+\u2212\u2013][1-9])")  # 2e-1, which can mean 2e - 1
 # Replaced before the text is split into tokens.
 _REWRITTEN = [
     (re.compile(r"\A\s*\*\*([^*]+)\*\*\s*\Z"), r"\1"),  # bold in Markdown
@@ -111,9 +111,6 @@ _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|equation|gathered|spli
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:(?:,\d{3})+|(?:(?: |~|\\[,;:])\d{3})+)(?![\d/])")
 _TEXT = r"\\text\{[^{}]*\}(?:\^(?:[23]|\{[23]\}))?"
 _TEXT_BEHIND = re.compile(rf"(?<=[\w)}}])(?<!\\text){_TEXT}(?:[/*]?{_TEXT})*(?![\w(]|\\(?:frac|sqrt|pi))")
-
-
-_EULER = re.compile(r"(?<![\d.])(?!1e)(\d+e)(?=[-+\u2212][1-9])")
 
 
 def readings(text: str) -> list[str]:

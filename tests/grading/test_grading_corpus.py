@@ -15,13 +15,12 @@ MISSED = {("The answer is 12", "12"), ("12 (twelve)", "12"), (r"30^\circ \text{C
 
 
 @pytest.fixture(scope="module")
-def verdicts():
-    """Of each pair, in its order and in the other."""
-    grader = Grader(time_limit=20.0)  # what is judged here is the verdict, also on a busy machine
+def verdicts(grader):
+    """The two verdicts on each pair: as it is, and with the answers exchanged."""
+    timeouts = grader.timeouts
     first = grader.grade_many([(pair["answer"], pair["gold"]) for pair in PAIRS])
     second = grader.grade_many([(pair["gold"], pair["answer"]) for pair in PAIRS])
-    assert grader.timeouts == 0
-    grader.close()
+    assert grader.timeouts == timeouts
     return list(zip(first, second, strict=True))
 
 

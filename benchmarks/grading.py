@@ -22,7 +22,7 @@ from typing import Any
 
 from grpojax.grading.answers import canonical_answer, extract_answer
 from grpojax.grading.equality import tree_of
-from grpojax.grading.grader import GRADERS, Grader, reply_at_once
+from grpojax.grading.grader import GRADERS, Grader, quick_verdict
 from grpojax.grading.latex import TooLarge, Unreadable
 
 ANSWERS = Path(__file__).parents[1] / "tests" / "answers"
@@ -121,7 +121,7 @@ def report_speed() -> None:
     for group in (8, 1):
         pairs = ordinary_pairs(10_000, group)
         distinct = list(dict.fromkeys(pairs))
-        algebra = sum(reply_at_once(*pair) is None for pair in distinct)
+        algebra = sum(quick_verdict(*pair) is None for pair in distinct)
         grader = Grader()
         grader.grade_many([(rf"\sqrt[3]{{{k**3 * 19}}}", rf"{k}\sqrt[3]{{19}}") for k in range(2, 8)])
         canonical_answer.cache_clear()

@@ -3,6 +3,7 @@
 answers      find the answer in a text, and bring it to a normal form
 units        units behind a number
 latex        read a normal form into a tree, by a closed grammar
+fold         rational arithmetic on a tree
 equality     rules by which two trees are the same answer
 polynomials  exact equality of fractions of polynomials
 real_sets    intervals, inequalities and their unions

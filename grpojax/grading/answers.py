@@ -13,7 +13,7 @@ from grpojax.grading.units import SCALES, is_bare_unit, unit_of
 _BOX_TOKEN = re.compile(r"\\boxed(?![A-Za-z])\s*(?P<box>\{)?|\\(?!\\boxed).|[{}]", re.DOTALL)
 _NUMBER = re.compile(
     r"(?:(?<![\w)])[-\u2212])?"  # a sign, unless it is a subtraction
-    r"(?:[1-9]\d{0,2}(?:,\d{3}(?!\d))+|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:/\d+)?"
+    r"(?:[1-9]\d{0,2}(?:,\d{3}(?!\d))+|\d+|(?<!\d)(?=\.\d))(?:\.\d+)?(?:[eE][-+\u2212]?\d+)?(?:/\d+)?"
 )
 
 
@@ -91,6 +91,8 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _READABLE = set(FUNCTIONS | GREEK | {"sqrt", "infinity", "infty", "begin", "end", "lambda"})  # not words of a language
+_START = r"(?:(?<![\w.^])|(?<=\\times)|(?<=\\cdot))"  # of a number in scientific notation
+_EULER = re.compile(r"(?<![\d.])(?!1e)(\d+e)(?=[-+\u2212\u2013][1-9])")  # 2e-1, which can mean 2e - 1
 # Replaced before the text is split into tokens.
 _REWRITTEN = [
     (re.compile(r"\A\s*\*\*([^*]+)\*\*\s*\Z"), r"\1"),  # bold in Markdown
@@ -101,7 +103,8 @@ _REWRITTEN = [
     (re.compile(r"\^(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\}|\\degree(?![A-Za-z])|\{\s*\\degree\s*\})"), r"\\degree "),
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\[!,;:])\s*(?=\d{3})"), ""),  # a comma of thousands
     (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
-    (re.compile(r"(?<![\w.])(\d*\.\d+|\d+(?=[eE](?:\d|[-+]0\d))|1(?=[eE]))[eE]([-+]?\d{1,4})(?![\w.^!])"), r"\1*10^{\2}"),
+    (re.compile(rf"{_START}(\d+\.\d*|\.\d+|\d+(?=[eE]\d))[eE]([-+]?\d+)(?!\.?\d)"), r"\1*10^{\2}"),  # 1.5e-3, 1e3
+    (re.compile(rf"{_START}(\d+)[eE]([-+]\d+)(?!\.?\d|[A-Za-z^(]|\\(?!text|mbox|mathrm)[A-Za-z])"), r"\1*10^{\2}"),  # 2e-1
 ]
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]t|le|ge|ne|leq|geq|neq|leqslant|geqslant)(?![A-Za-z])")
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|equation|gathered|split)\*?\}")
@@ -110,22 +113,24 @@ _TEXT = r"\\text\{[^{}]*\}(?:\^(?:[23]|\{[23]\}))?"
 _TEXT_BEHIND = re.compile(rf"(?<=[\w)}}])(?<!\\text){_TEXT}(?:[/*]?{_TEXT})*(?![\w(]|\\(?:frac|sqrt|pi))")
 
 
-def normalize_answer(text: str) -> str:
-    r"""The normal form of an answer, for comparing text.
+def readings(text: str) -> list[str]:
+    """The canonical forms of an answer: two if it has a number such as `2e-1`, which is 0.2 or 2e - 1.
 
-    Spaces, sizes of brackets, dollar, percent and degree signs, units behind a number, thousands separators and the
-    letter case inside `\text{}` are removed; synonyms such as `\dfrac`, `\times` and unicode signs get one form. Braces stay.
-
-    >>> normalize_answer(r"$\left( 1,\!000 \,\text{ cm}^2 \right)$"), normalize_answer("90^\\circ")
-    ('(1000)', '90')
+    >>> readings("2e-1"), readings("2e - 1"), readings("2e3")
+    (['2*10^{-1}', '2e-1'], ['2e-1'], ['2*10^{3}'])
     """
-    return re.sub(r"\\unit\{[^{}]*\}", "", canonical_answer(text))
+    return list(dict.fromkeys((canonical_answer(text), canonical_answer(_EULER.sub(r"\1 ", text)))))
 
 
 @functools.lru_cache(maxsize=4096)
 def canonical_answer(text: str) -> str:
-    r"""Like `normalize_answer`, but with each unit kept as `\unit{...}`: what the grader reads.
+    r"""The normal form of an answer, which is what the grader reads.
 
+    Spaces, sizes of brackets, dollar signs of TeX, thousands separators and the letter case inside `\text{}` are removed;
+    synonyms such as `\dfrac`, `\times` and unicode signs get one form, units become `\unit{...}`. Braces stay.
+
+    >>> canonical_answer(r"$\left( 1,\!000, 90^\circ \right)$"), canonical_answer(r"\dfrac{1}{2}x\times y")
+    ('(1000,90\\unit{degree})', '\\frac{1}{2}x*y')
     >>> canonical_answer(r"15\mbox{ cm}^2"), canonical_answer(r"\$1.5 \text{ million}"), canonical_answer("42 apples")
     ('15\\unit{cm^2}', '\\unit{dollar}1.5*1000000', '42\\unit{apples}')
     """

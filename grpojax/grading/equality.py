@@ -5,23 +5,17 @@ What takes more algebra than `polynomials.py` has (functions, roots of sums) is 
 """
 
 import functools
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple, NoReturn
 
 from grpojax.grading import polynomials
-from grpojax.grading.latex import INFINITY, TooLarge, Tree, Unreadable, items_of, names, read_answer
+from grpojax.grading.answers import readings
+from grpojax.grading.fold import UNIT_VALUES, VALUES, fold
+from grpojax.grading.latex import INFINITY, Tree, Unreadable, items_of, names, read_answer
 from grpojax.grading.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
 from grpojax.grading.units import Unit, unit_of
-
-MAX_BITS = 30_000  # of a numerator or denominator; 2006! has 19,000
-MAX_WORK = 20 * MAX_BITS  # bits of all intermediate results together
-MAX_EXPONENT = 10_000
-MAX_FACTORIAL = 3_000  # also the upper number of a binomial
-MAX_TERMS = 20_000  # of a power of a sum, and of a sum from one number to another
-MAX_TOWER = 3  # nested exponents
 
 
 class Undecided(Exception):
@@ -43,30 +37,33 @@ def _undecided(left: Tree, right: Tree) -> NoReturn:
 
 
 NO_ALGEBRA = Algebra(_undecided, _undecided, _undecided)
-_OF_AN_ANGLE = {"sin", "cos", "tan", "cot", "sec", "csc"}
-_VALUES = {"number", "constant", "symbol", "add", "multiply", "power", "function", "bound"}
 
 
-def same_text(left: str, right: str, algebra: Algebra = NO_ALGEBRA) -> bool:
-    r"""Whether two canonical answers (`answers.py`) are the same.
+def same_answer(answer: str, gold: str, algebra: Algebra = NO_ALGEBRA) -> bool:
+    r"""Whether two answers, as they were written, are the same.
 
     What is not mathematics is compared as text: words and choice letters, ignoring wrapper, brackets and case. A choice
     letter before a value, as in `(C) 12`, matches the letter and the value.
 
-    >>> same_text(r"\text{(c)}12", r"\text{(c)}"), same_text(r"\text{(c)}12", "12"), same_text("C", "(c)")
+    >>> same_answer(r"\text{(C)} 12", r"\text{(C)}"), same_answer(r"\text{(C)} 12", "12"), same_answer("C", "(c)")
     (True, True, True)
 
     Raises:
       Undecided: if it takes algebra and there is none.
       TooLarge
     """
+    return any(_same_text(one, other, algebra) for one in readings(answer) for other in readings(gold))
+
+
+def _same_text(left: str, right: str, algebra: Algebra) -> bool:
+    """`same_answer` of two canonical forms."""
     if left == right or _same_words(left, right):
         return left != ""
     choices = [_CHOICE.fullmatch(text) for text in (left, right)]
     if any(choices):
         return _same_choice(choices, [left, right], algebra)
     try:
-        return same_answer(tree_of(left), tree_of(right), algebra)
+        return same_tree(tree_of(left), tree_of(right), algebra)
     except Unreadable:
         return False
 
@@ -81,7 +78,7 @@ def _same_choice(choices: list[re.Match[str] | None], texts: list[str], algebra:
     if not all(choices) and all(len(letter) == 1 and letter.isalpha() for letter in letters):
         return letters[0] == letters[1]
     values = [choice[2] if choice else text for choice, text in zip(choices, texts, strict=True)]
-    return (letters[0] == letters[1] or not all(choices)) and same_text(*values, algebra)
+    return (letters[0] == letters[1] or not all(choices)) and _same_text(*values, algebra)
 
 
 def _same_words(left: str, right: str) -> bool:
@@ -107,7 +104,7 @@ def tree_of(text: str) -> Tree:
     return fold(read_answer(text))
 
 
-def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
+def same_tree(left: Tree, right: Tree, algebra: Algebra) -> bool:
     """Whether two folded trees are the same answer.
 
     Lists are compared as sets, and one value is a set of one. Tuples must agree in brackets and order, matrices in every
@@ -127,10 +124,10 @@ def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
         equation, other = (left, right) if left[0] == "relation" else (right, left)
         values = _values(equation)
         if values:
-            return all(same_answer(value, other, algebra) for value in values)
+            return all(same_tree(value, other, algebra) for value in values)
     if "set" in (left[0], right[0]):
         return _same_list(left, right, algebra)
-    if left[0] != right[0] and not {left[0], right[0]} <= _VALUES:
+    if left[0] != right[0] and not {left[0], right[0]} <= VALUES:
         return _is_column_of(left, right, algebra) or _is_column_of(right, left, algebra)
     if {left[0], right[0]} <= {"number", "constant", "symbol", "text"}:
         return False
@@ -146,9 +143,9 @@ def same_answer(left: Tree, right: Tree, algebra: Algebra = NO_ALGEBRA) -> bool:
     return algebra.same_value(left, right) if same is None else same
 
 
-def _all_same(lefts: Tree, rights: Tree, algebra: Algebra) -> bool:
+def _all_same(lefts: Sequence[Tree], rights: Sequence[Tree], algebra: Algebra) -> bool:
     return len(lefts) == len(rights) and all(
-        same_answer(left, right, algebra) for left, right in zip(lefts, rights, strict=True)
+        same_tree(left, right, algebra) for left, right in zip(lefts, rights, strict=True)
     )
 
 
@@ -157,10 +154,10 @@ def _same_list(left: Tree, right: Tree, algebra: Algebra) -> bool:
     for one, other in ((left, right), (right, left)):
         point = _point(one) if other[0] == "tuple" else None
         if point:
-            return same_answer(point, other, algebra)
+            return same_tree(point, other, algebra)
     lefts, rights = items_of(left), items_of(right)
-    return all(any(same_answer(one, other, algebra) for other in rights) for one in lefts) and all(
-        any(same_answer(one, other, algebra) for one in lefts) for other in rights
+    return all(any(same_tree(one, other, algebra) for other in rights) for one in lefts) and all(
+        any(same_tree(one, other, algebra) for one in lefts) for other in rights
     )
 
 
@@ -199,9 +196,9 @@ def _values(equation: Tree) -> Tree:
 def _same_relation(left: Tree, right: Tree, algebra: Algebra) -> bool:
     if left[1] != right[1]:
         return False
-    if left[2] == right[2] and all(same_answer(one, other, algebra) for one in left[3:] for other in right[3:]):
+    if left[2] == right[2] and all(same_tree(one, other, algebra) for one in left[3:] for other in right[3:]):
         return True
-    if not len(left) == len(right) == 4 or not {side[0] for side in (*left[2:], *right[2:])} <= _VALUES:
+    if not len(left) == len(right) == 4 or not {side[0] for side in (*left[2:], *right[2:])} <= VALUES:
         return False
     ratio = polynomials.ratio(left[2:], right[2:])
     if ratio is None:
@@ -211,15 +208,9 @@ def _same_relation(left: Tree, right: Tree, algebra: Algebra) -> bool:
 
 def _same_real_set(left: Tree, right: Tree, algebra: Algebra) -> bool:
     """Compares sets of real numbers; if they cannot be read as such, their parts, or as relations."""
-
-    def order(one: Tree, other: Tree) -> int:
-        rank = _order(one, other, algebra)
-        if rank is None:
-            raise NoRealSet("the order depends on letters")
-        return rank
-
+    order = functools.partial(_order, algebra=algebra)
     try:
-        (lefts, one), (rights, other) = real_set(left, order), real_set(right, order)
+        (lefts, letter), (rights, other_letter) = real_set(left, order), real_set(right, order)
     except NoRealSet:
         kinds = {left[0], right[0]}
         if kinds == {"relation"}:
@@ -229,41 +220,43 @@ def _same_real_set(left: Tree, right: Tree, algebra: Algebra) -> bool:
         return (kinds <= {"set", "union"} or kinds == {"intersection"}) and _same_list(
             ("set", *left[1:]), ("set", *right[1:]), algebra
         )
-    if one and other and one != other:
+    if letter and other_letter and letter != other_letter:
         return False
-    return len(lefts) == len(rights) and all(
-        (a.has_low, a.has_high) == (b.has_low, b.has_high)
-        and same_answer(a.low, b.low, algebra)
-        and same_answer(a.high, b.high, algebra)
-        for a, b in zip(lefts, rights, strict=True)
+    ends, other_ends = ([cut for piece in pieces for cut in piece] for pieces in (lefts, rights))
+    return [end.is_after for end in ends] == [end.is_after for end in other_ends] and _all_same(
+        [end.value for end in ends], [end.value for end in other_ends], algebra
     )
 
 
-def _order(left: Tree, right: Tree, algebra: Algebra) -> int | None:
+def _order(left: Tree, right: Tree, algebra: Algebra) -> int:
     if left == right:
         return 0
     if MINUS_INFINITY in (left, right) or INFINITY in (left, right):
         return -1 if left == MINUS_INFINITY or right == INFINITY else 1
     if left[0] == right[0] == "number":
         return -1 if left[1] < right[1] else 1
-    return algebra.order(left, right)
+    rank = algebra.order(left, right)
+    if rank is None:
+        raise NoRealSet("the order depends on letters")
+    return rank
 
 
 def _same_quantity(left: Tree, right: Tree, algebra: Algebra) -> bool:
-    (one, its_unit), (other, its_other_unit) = _parted(left), _parted(right)
-    units = [unit_of(name) if name else Unit("") for name in (its_unit, its_other_unit)]
+    """Compares the values in one unit, or without units; see `units.py`."""
+    (value, name), (other_value, other_name) = _parted(left), _parted(right)
+    units = [unit_of(one) if one else Unit("") for one in (name, other_name)]
     kinds = [unit.kind for unit in units]
     if kinds[0] == kinds[1] and kinds[0] not in ("", "?"):
-        return same_answer(_scaled(one, units[0].size), _scaled(other, units[1].size), algebra)
-    if kinds == ["?", "?"] and its_unit.removesuffix("s") != its_other_unit.removesuffix("s"):
+        return same_tree(_scaled(value, units[0].size), _scaled(other_value, units[1].size), algebra)
+    if kinds == ["?", "?"] and name.removesuffix("s") != other_name.removesuffix("s"):
         return False
     if all(kinds) and "?" not in kinds and kinds[0].partition("^")[0] != kinds[1].partition("^")[0]:
         return False  # kilograms and dollars; cm for cm^2 is taken for a slip
-    if same_answer(one, other, algebra):
+    if same_tree(value, other_value, algebra):
         return True
-    if not its_other_unit and kinds[0] in _NUMBERS:
-        return same_answer(_plain(left), other, algebra)
-    return not its_unit and kinds[1] in _NUMBERS and same_answer(one, _plain(right), algebra)
+    if not other_name and kinds[0] in UNIT_VALUES:
+        return same_tree(_plain(left), right, algebra)
+    return not name and kinds[1] in UNIT_VALUES and same_tree(left, _plain(right), algebra)
 
 
 def _parted(tree: Tree) -> tuple[Tree, str]:
@@ -271,204 +264,10 @@ def _parted(tree: Tree) -> tuple[Tree, str]:
 
 
 def _scaled(tree: Tree, size: Fraction) -> Tree:
-    return fold(("multiply", ("number", size), tree)) if tree[0] in _VALUES else tree
+    return fold(("multiply", ("number", size), tree)) if tree[0] in VALUES else tree
 
 
 def _plain(quantity: Tree) -> Tree:
     """Degrees as a multiple of pi, percent as hundredths."""
     _, value, unit = quantity
-    return fold(("multiply", value, *_NUMBERS[unit_of(unit).kind]))
-
-
-_NUMBERS: dict[str, tuple[Tree, ...]] = {
-    "angle": (("number", Fraction(1, 180)), ("constant", "pi")),
-    "percent": (("number", Fraction(1, 100)),),
-}
-
-
-def fold(tree: Tree) -> Tree:
-    """The tree with every rational part evaluated.
-
-    >>> from grpojax.grading.latex import read_answer
-    >>> fold(read_answer("3 1/2+x"))
-    ('add', ('number', Fraction(7, 2)), ('symbol', 'x'))
-
-    Raises:
-      TooLarge: for numbers, exponents or factorials that would take too long.
-      Unreadable: for a division by zero, or a factorial that does not exist.
-    """
-    return _Folder().fold(tree)
-
-
-class _Folder:
-    """Counts the bits of its intermediate results."""
-
-    def __init__(self) -> None:
-        self._work = 0
-
-    def fold(self, tree: Tree) -> Tree:
-        kind = tree[0]
-        if kind == "number":
-            return self._number(tree[1])
-        if kind == "matrix":
-            return ("matrix", *(tuple(self.fold(entry) for entry in row) for row in tree[1:]))
-        if kind == "function" and tree[1] in _OF_AN_ANGLE:
-            tree = (*tree[:2], *(_in_radians(part) for part in tree[2:]))
-        folded = tuple(self.fold(part) if isinstance(part, tuple) else part for part in tree)
-        if kind in _VALUES:
-            folded = _without_units(folded)
-        if kind == "add" and folded[0] == "quantity":
-            return ("quantity", self.fold(folded[1]), folded[2])
-        if kind == "quantity" and (folded[1][0] not in _VALUES or unit_of(folded[2]) is None):
-            raise Unreadable("no value, or no unit")
-        parts = [part for part in folded if isinstance(part, tuple)]
-        if kind == "power":
-            return self._power(folded)
-        if kind == "bound" and tree[1] in ("sum", "product") and parts[0][0] == parts[1][0] == "number":
-            if parts[1][1] - parts[0][1] > MAX_TERMS:
-                raise TooLarge(f"more than {MAX_TERMS} terms")
-        if kind == "multiply" and any(part[0] == "matrix" for part in parts):
-            return self._scaled_matrix(parts)
-        if kind in ("add", "multiply", "function") and all(part[0] == "number" for part in parts):
-            return self._computed(folded, [part[1] for part in parts])
-        if kind in ("union", "intersection", "difference"):
-            return _finite_sets(folded)
-        return folded
-
-    def _scaled_matrix(self, factors: list[Tree]) -> Tree:
-        """Numbers times one matrix, entry by entry."""
-        matrix = next(factor for factor in factors if factor[0] == "matrix")
-        scalars = [factor for factor in factors if factor is not matrix]
-        if not all(scalar[0] in _VALUES for scalar in scalars):
-            raise Unreadable("a product of matrices")
-        return ("matrix", *(tuple(self.fold(("multiply", *scalars, entry)) for entry in row) for row in matrix[1:]))
-
-    def _number(self, value: Fraction) -> Tree:
-        bits = value.numerator.bit_length() + value.denominator.bit_length()
-        self._work += bits
-        if bits > MAX_BITS or self._work > MAX_WORK:
-            raise TooLarge(f"a number of more than {MAX_BITS} bits")
-        return ("number", value)
-
-    def _computed(self, tree: Tree, values: list[Fraction]) -> Tree:
-        if tree[0] == "function":
-            value = _FUNCTIONS[tree[1]](*values) if tree[1] in _FUNCTIONS else None
-            return tree if value is None else self._number(Fraction(value))
-        result = values[0]
-        for value in values[1:]:
-            result = result + value if tree[0] == "add" else result * value
-            self._number(result)
-        return self._number(result)
-
-    def _power(self, tree: Tree) -> Tree:
-        _, base, exponent = tree
-        if exponent[0] != "number":
-            if _tower(tree) > MAX_TOWER:
-                raise TooLarge(f"a tower of more than {MAX_TOWER} powers")
-            return tree
-        power = exponent[1]
-        if abs(power * (base[2][1] if base[0] == "power" and base[2][0] == "number" else 1)) > MAX_EXPONENT:
-            raise TooLarge(f"an exponent above {MAX_EXPONENT}")
-        if base[0] == "add" and power > 1 and math.comb(int(power) + len(base) - 2, len(base) - 2) > MAX_TERMS:
-            raise TooLarge(f"a power of a sum with more than {MAX_TERMS} terms")
-        if base[0] != "number":
-            return tree
-        value = base[1]
-        if power.denominator > 1:
-            root = _exact_root(value, power.denominator)
-            value, power = (value, power) if root is None else (root, Fraction(power.numerator))
-        if power.denominator != 1:
-            return tree
-        if value == 0 and power < 0:
-            raise Unreadable("a division by zero")
-        if abs(power) * max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-            raise TooLarge(f"a number of more than {MAX_BITS} bits")
-        return self._number(value ** int(power))
-
-
-def _in_radians(tree: Tree) -> Tree:
-    """The argument of a trigonometric function, with terms in degrees as multiples of pi."""
-    if tree[0] == "quantity":
-        return ("multiply", tree[1], *_NUMBERS["angle"]) if unit_of(tree[2]) == unit_of("degree") else tree[1]
-    return tuple(_in_radians(part) if isinstance(part, tuple) else part for part in tree)
-
-
-def _without_units(tree: Tree) -> Tree:
-    """A value without units; a sum with a single unit is a quantity of that unit."""
-    units = {part[2] if part[0] == "quantity" else "" for part in tree if isinstance(part, tuple)} - {""}
-    if not units:
-        return tree
-    bare = tuple(part[1] if part[0] == "quantity" else part for part in tree if isinstance(part, tuple))
-    bare = (*(part for part in tree if not isinstance(part, tuple)), *bare)
-    return ("quantity", bare, *units) if tree[0] == "add" and len(units) == 1 else bare
-
-
-def _finite_sets(tree: Tree) -> Tree:
-    """A union of finite sets as one set."""
-    if tree[0] == "union" and all(part[0] == "set" or part[0] in _VALUES for part in tree[1:]):
-        return ("set", *(item for part in tree[1:] for item in items_of(part)))
-    return tree
-
-
-def _tower(tree: Tree) -> int:
-    """How deep exponents are nested."""
-    if tree[0] == "power":
-        return max(1 + _tower(tree[2]), _tower(tree[1]))
-    return max((_tower(part) for part in tree if isinstance(part, tuple)), default=0)
-
-
-def _exact_root(value: Fraction, degree: int) -> Fraction | None:
-    """The rational root, if there is one; for a negative number and an odd degree the real one.
-
-    >>> _exact_root(Fraction(-8, 27), 3), _exact_root(Fraction(8), 2)
-    (Fraction(-2, 3), None)
-    """
-    if value < 0:
-        root = _exact_root(-value, degree) if degree % 2 else None
-        return None if root is None else -root
-    over, under = _whole_root(value.numerator, degree), _whole_root(value.denominator, degree)
-    return None if over is None or under is None else Fraction(over, under)
-
-
-def _whole_root(value: int, degree: int) -> int | None:
-    if degree == 2:
-        root = math.isqrt(value)
-    elif degree >= value.bit_length():
-        root = min(value, 1)
-    else:  # Newton's method, from above
-        root, better = 0, 1 << -(-value.bit_length() // degree)
-        while root == 0 or better < root:
-            root, better = better, ((degree - 1) * better + value // better ** (degree - 1)) // degree
-    return root if root**degree == value else None
-
-
-def _factorial(value: Fraction) -> int:
-    if value.denominator != 1 or value < 0:
-        raise Unreadable("a factorial of something else than a whole number")
-    if value > MAX_FACTORIAL:
-        raise TooLarge(f"a factorial above {MAX_FACTORIAL}!")
-    return math.factorial(int(value))
-
-
-def _binomial(above: Fraction, below: Fraction) -> int:
-    if above.denominator != 1 or below.denominator != 1 or above < 0 or below < 0:
-        raise Unreadable("a binomial of something else than whole numbers")
-    if above > MAX_FACTORIAL:
-        raise TooLarge(f"a binomial above {MAX_FACTORIAL}")
-    return math.comb(int(above), int(below))
-
-
-def _double_factorial(value: Fraction) -> int:
-    """The product of every second number."""
-    _factorial(value)
-    return math.prod(range(int(value), 0, -2))
-
-
-_FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
-    "factorial": _factorial,
-    "double factorial": _double_factorial,
-    "binomial": _binomial,
-    "abs": abs,
-    "floor": math.floor,
-    "ceiling": math.ceil,
-}
+    return fold(("multiply", value, *UNIT_VALUES[unit_of(unit).kind]))

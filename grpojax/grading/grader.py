@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from grpojax.errors import InputError, did_you_mean
-from grpojax.grading.answers import canonical_answer
-from grpojax.grading.equality import Undecided, same_text
+from grpojax.grading.equality import Undecided, same_answer
 from grpojax.grading.latex import MAX_LENGTH, TooLarge
 from grpojax.grading.pool import Pool
 
@@ -33,11 +32,6 @@ def grade(answer: str, gold: str, time_limit: float = 2.0) -> bool:
       time_limit: seconds for the pair; an answer that exceeds it, or a size limit, is wrong.
     """
     return _shared_grader(time_limit).grade(answer, gold)
-
-
-def grade_many(pairs: Iterable[tuple[str, str]], time_limit: float = 2.0) -> list[bool]:
-    """`grade` for each (answer, gold), in order."""
-    return _shared_grader(time_limit).grade_many(pairs)
 
 
 @functools.cache
@@ -78,7 +72,8 @@ class Grader:
         self._lock = threading.Lock()  # for the counter and the cache
         self._pool_lock = threading.Lock()
         self._known: dict[tuple[str, str], bool] = {}
-        _call_after_fork(weakref.WeakMethod(self._after_fork))
+        forked = weakref.WeakMethod(self._after_fork)  # weak, so that a grader nobody uses ends its workers
+        os.register_at_fork(after_in_child=lambda: (method := forked()) and method())
 
     def grade(self, answer: str, gold: str) -> bool:
         """Whether an answer is the right one."""
@@ -134,7 +129,7 @@ class Grader:
             return "="
         if max(len(answer), len(gold)) > MAX_LENGTH:
             return "?"
-        return reply_at_once(answer, gold) if self.name == "grpojax" else None
+        return quick_verdict(answer, gold) if self.name == "grpojax" else None
 
     def _after_fork(self) -> None:
         """In a child process: the workers belong to the parent, and a thread that no longer exists may have held a lock."""
@@ -142,20 +137,11 @@ class Grader:
         self._pool.forget()
 
 
-def reply_at_once(answer: str, gold: str) -> str | None:
+def quick_verdict(answer: str, gold: str) -> str | None:
     """`=`, `!` or `?` (too large) by the rules that need no algebra; None if it takes algebra."""
     try:
-        return "=" if same_text(canonical_answer(answer), canonical_answer(gold)) else "!"
+        return "=" if same_answer(answer, gold) else "!"
     except (TooLarge, RecursionError):
         return "?"
     except Undecided:
         return None
-
-
-def _call_after_fork(method: "weakref.WeakMethod") -> None:
-    def call() -> None:
-        bound = method()
-        if bound is not None:
-            bound()
-
-    os.register_at_fork(after_in_child=call)

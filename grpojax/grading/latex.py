@@ -22,7 +22,7 @@ A tree is a nested tuple. Its first entry is its kind, the others are its parts:
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -115,7 +115,7 @@ class _Reader:
 
     def __init__(self, text: str):
         self._tokens = [token for part in _TOKEN.findall(text) for token in _split_letters(part)]
-        self._place = 0
+        self._position = 0
         self._depth = 0
         self._bars = 0  # open |
         self._listed = 0  # commas so far
@@ -130,20 +130,20 @@ class _Reader:
     # --- tokens ---
 
     def _peek(self, ahead: int = 0) -> str:
-        place = self._place + ahead
-        return self._tokens[place] if place < len(self._tokens) else ""
+        position = self._position + ahead
+        return self._tokens[position] if position < len(self._tokens) else ""
 
     def _next(self) -> str:
         token = self._peek()
         if not token:
             raise Unreadable("ends early")
-        self._place += 1
+        self._position += 1
         return token
 
     def _accept(self, token: str) -> bool:
         if self._peek() != token:
             return False
-        self._place += 1
+        self._position += 1
         return True
 
     def _expect(self, token: str) -> None:
@@ -191,11 +191,10 @@ class _Reader:
         return (_JOINED[joints.pop()], *parts) if joints else parts[0]
 
     def _relation(self) -> Tree:
-        signs: list[str] = []
-        sides: list[Tree] = []
         if self._accept("\\approx"):
             return self._union()
-        sides.append(self._union())
+        signs: list[str] = []
+        sides = [self._union()]
         if self._accept(":"):
             return self._ratio(sides[0])
         while self._peek() in _RELATIONS:
@@ -229,33 +228,34 @@ class _Reader:
         return parts
 
     def _sum(self) -> Tree:
-        terms = [self._signed_product()]
+        terms = [self._signed(self._product)]
         while self._peek() in ("+", "-"):
-            terms.append(self._signed_product())
+            terms.append(self._signed(self._product))
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
-    def _signed_product(self) -> Tree:
+    def _signed(self, read: Callable[[], Tree]) -> Tree:
+        """What `read` reads, with any signs before it."""
         negative = False
         while self._peek() in ("+", "-"):
             negative ^= self._next() == "-"
-        product = self._product()
-        return _negative(product) if negative else product
+        tree = read()
+        return _negative(tree) if negative else tree
 
     def _product(self) -> Tree:
         """Factors, with at most one unit before or after them; two units, as in `3 cm * 4 cm`, are dropped."""
         units = [self._next()] if self._peek().startswith("\\unit{") else []
-        factors = [self._power_or_mixed() if not units else self._signed_power()]
+        factors = [self._signed(self._power_or_mixed) if units else self._power_or_mixed()]
         while True:
             if self._accept("*"):
-                factors.append(self._signed_power())
+                factors.append(self._signed(self._power_or_mixed))
             elif self._accept("/"):
-                factors.append(("power", self._signed_power(), MINUS_ONE))
+                factors.append(("power", self._signed(self._power_or_mixed), MINUS_ONE))
             elif self._peek().startswith("\\unit{"):
                 units.append(self._next())
                 if self._peek().startswith("\\unit{"):
                     raise Unreadable("two units in a row")
-            elif self._starts_atom() and (not self._peek().isdecimal() or self._tokens[self._place - 1] == "!"):
-                if self._peek() == "{" and self._peek(1).isdecimal() and self._tokens[self._place - 1] == "}":
+            elif self._starts_atom() and (not self._peek().isdecimal() or self._tokens[self._position - 1] == "!"):
+                if self._peek() == "{" and self._peek(1).isdecimal() and self._tokens[self._position - 1] == "}":
                     raise Unreadable("two groups of digits in a row")
                 factors.append(self._power_or_mixed())
             else:
@@ -265,25 +265,18 @@ class _Reader:
         product = factors[0] if len(factors) == 1 else ("multiply", *factors)
         return ("quantity", product, units[0][6:-1]) if len(units) == 1 else product
 
-    def _signed_power(self) -> Tree:
-        negative = False
-        while self._peek() in ("+", "-"):
-            negative ^= self._next() == "-"
-        power = self._power_or_mixed()
-        return _negative(power) if negative else power
-
     def _power_or_mixed(self) -> Tree:
         """A power, or a mixed number: a whole number followed by a fraction, which is their sum."""
-        start = self._place
+        start = self._position
         power = self._power()
-        if not all(token.isdecimal() for token in self._tokens[start : self._place]):
+        if not all(token.isdecimal() for token in self._tokens[start : self._position]):
             return power
-        fraction_at = self._place
+        fraction_at = self._position
         if self._peek() == "\\frac":
             fraction = self._atom()
-            if not {*"".join(self._tokens[fraction_at + 1 : self._place])} - {*"0123456789{}"}:
+            if not {*"".join(self._tokens[fraction_at + 1 : self._position])} - {*"0123456789{}"}:
                 return ("add", power, fraction)
-            self._place = fraction_at
+            self._position = fraction_at
         elif self._accept(" "):
             over = self._digits()
             self._expect("/")
@@ -324,7 +317,7 @@ class _Reader:
     def _atom(self) -> Tree:
         token = self._next()
         if token.isdecimal() or token == ".":
-            self._place -= 1
+            self._position -= 1
             return self._decimal()
         if token in _CLOSING:
             return self._bracketed(token)

@@ -1,16 +1,17 @@
-"""Sets of real numbers from intervals, inequalities, points, unions, intersections and differences, in normal form.
+"""Sets of real numbers (intervals, inequalities, points, unions, intersections, differences) in one normal form.
 
 A set is a sorted list of pieces that do not touch. The caller provides the order of two ends: rational ends are compared
 directly, others by algebra.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
 from grpojax.grading.latex import INFINITY, Tree, names
 
-Order = Callable[[Tree, Tree], int]  # -1, 0 or 1 as the first value is below, equal to or above the second
+Order = Callable[[Tree, Tree], int]  # -1, 0 or 1 if the first value is below, equal to or above the second
 
 MINUS_INFINITY: Tree = ("multiply", ("number", Fraction(-1)), INFINITY)
 
@@ -19,13 +20,18 @@ class NoRealSet(Exception):
     """The tree is not a set of real numbers, or the order of its ends is unknown."""
 
 
-class Piece(NamedTuple):
-    """An interval, or a point if both ends are the same."""
+class Cut(NamedTuple):
+    """A cut of the number line, just before a value or just after it."""
 
-    low: Tree
-    has_low: bool
-    high: Tree
-    has_high: bool
+    value: Tree
+    is_after: bool
+
+
+class Piece(NamedTuple):
+    """The numbers between two cuts: [1, 2) from before 1 to before 2, the point 1 from before 1 to after it."""
+
+    low: Cut
+    high: Cut
 
 
 def is_set_operation(tree: Tree) -> bool:
@@ -58,20 +64,27 @@ def real_set(tree: Tree, order: Order) -> tuple[list[Piece], str]:
             pieces = _intersection(pieces, _complement(more) if kind == "difference" else more, order)
         return pieces, letter
     if kind == "tuple" and len(tree) == 5 and tree[1] in "([" and tree[2] in ")]":
-        return [Piece(tree[3], tree[1] == "[", tree[4], tree[2] == "]")], ""
+        return [Piece(Cut(tree[3], tree[1] == "("), Cut(tree[4], tree[2] == "]"))], ""
     if kind == "relation":
         return _solutions(tree)
     if tree == ("symbol", "\\mathbbR"):
-        return [Piece(MINUS_INFINITY, False, INFINITY, False)], ""
+        return [Piece(_START, _END)], ""
     if tree == ("symbol", "\\emptyset"):
         return [], ""
     if kind in ("number", "constant", "add", "multiply", "power", "function"):
-        return [Piece(tree, True, tree, True)], ""
+        return [_point(tree)], ""
     raise NoRealSet(f"a {kind}")
 
 
+_START, _END = Cut(MINUS_INFINITY, True), Cut(INFINITY, False)
+
+
+def _point(value: Tree) -> Piece:
+    return Piece(Cut(value, False), Cut(value, True))
+
+
 def _solutions(tree: Tree) -> tuple[list[Piece], str]:
-    """The numbers for which `x < a`, `a <= x`, `x = a` or `x != a`; of two letters, the later in the alphabet is x."""
+    """The solutions of `x < a`, `a <= x`, `x = a` or `x != a`; of two letters, the later in the alphabet is x."""
     _, sign, *sides = tree
     letters = [side[1] if side[0] == "symbol" else "" for side in sides]
     letter = max(letters)
@@ -82,68 +95,47 @@ def _solutions(tree: Tree) -> tuple[list[Piece], str]:
     if letter in names(bound) or bound[0] in ("tuple", "set", "matrix", "text", "relation", "union"):
         raise NoRealSet("not a bound on a letter")
     if sign == "=":
-        return [Piece(bound, True, bound, True)], letter
+        return [_point(bound)], letter
     if sign == "\\neq":
-        return _complement([Piece(bound, True, bound, True)]), letter
-    included = sign == "\\leq"
+        return _complement([_point(bound)]), letter
     if is_left:
-        return [Piece(MINUS_INFINITY, False, bound, included)], letter
-    return [Piece(bound, included, INFINITY, False)], letter
+        return [Piece(_START, Cut(bound, sign == "\\leq"))], letter
+    return [Piece(Cut(bound, sign == "<"), _END)], letter
 
 
-def _union(waiting: list[Piece], order: Order) -> list[Piece]:
+def _compare(one: Cut, other: Cut, order: Order) -> int:
+    return order(one.value, other.value) or one.is_after - other.is_after
+
+
+def _union(pieces: list[Piece], order: Order) -> list[Piece]:
     """Sorted pieces, joined if they overlap or touch."""
-    waiting, pieces = [*waiting], []
-    while waiting:
-        first = waiting[0]
-        for piece in waiting[1:]:
-            if (order(piece.low, first.low), not piece.has_low) < (0, not first.has_low):
-                first = piece
-        waiting.remove(first)
-        last = pieces[-1] if pieces else None
-        gap = 1 if last is None else order(first.low, last.high)
-        if last is None or gap > 0 or (gap == 0 and not (first.has_low or last.has_high)):
-            pieces.append(first)
+    key = functools.cmp_to_key(functools.partial(_compare, order=order))
+    joined: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: key(piece.low)):
+        if joined and key(piece.low) <= key(joined[-1].high):
+            joined[-1] = Piece(joined[-1].low, max(joined[-1].high, piece.high, key=key))
         else:
-            pieces[-1] = last._replace(**_higher_end(last, first, order))
-    return pieces
+            joined.append(piece)
+    return joined
 
 
-def _higher_end(one: Piece, other: Piece, order: Order) -> dict[str, Tree | bool]:
-    rank = order(one.high, other.high)
-    if rank == 0:
-        return {"high": one.high, "has_high": one.has_high or other.has_high}
-    piece = one if rank > 0 else other
-    return {"high": piece.high, "has_high": piece.has_high}
+def _intersection(lefts: list[Piece], rights: list[Piece], order: Order) -> list[Piece]:
+    key = functools.cmp_to_key(functools.partial(_compare, order=order))
+    overlaps = [
+        Piece(max(one.low, other.low, key=key), min(one.high, other.high, key=key)) for one in lefts for other in rights
+    ]
+    return [piece for piece in overlaps if not _is_empty(piece, order)]
 
 
-def _intersection(left: Sequence[Piece], right: Sequence[Piece], order: Order) -> list[Piece]:
-    pieces = [_overlap(one, other, order) for one in left for other in right]
-    return [piece for piece in pieces if piece is not None]
-
-
-def _overlap(one: Piece, other: Piece, order: Order) -> Piece | None:
-    rank = order(one.low, other.low)
-    low = one.low if rank >= 0 else other.low
-    has_low = one.has_low and other.has_low if rank == 0 else (one if rank > 0 else other).has_low
-    rank = order(one.high, other.high)
-    high = one.high if rank <= 0 else other.high
-    has_high = one.has_high and other.has_high if rank == 0 else (one if rank < 0 else other).has_high
+def _is_empty(piece: Piece, order: Order) -> bool:
     try:
-        width = order(high, low)
+        return _compare(piece.low, piece.high, order) >= 0
     except NoRealSet:
-        width = 1  # letters: a < x < b is (a, b)
-    if width < 0 or (width == 0 and not (has_low and has_high)):
-        return None
-    return Piece(low, has_low, high, has_high)
+        return False  # letters: a < x < b is (a, b)
 
 
-def _complement(pieces: Sequence[Piece]) -> list[Piece]:
-    gaps, low, has_low = [], MINUS_INFINITY, False
-    for piece in pieces:
-        if piece.low != MINUS_INFINITY:
-            gaps.append(Piece(low, has_low, piece.low, not piece.has_low))
-        low, has_low = piece.high, not piece.has_high
-    if low != INFINITY:
-        gaps.append(Piece(low, has_low, INFINITY, False))
-    return gaps
+def _complement(pieces: list[Piece]) -> list[Piece]:
+    """The gaps of a sorted set."""
+    ends = [_START, *(cut for piece in pieces for cut in piece), _END]
+    gaps = [Piece(low, high) for low, high in zip(ends[::2], ends[1::2], strict=True)]
+    return [gap for gap in gaps if gap.low.value != INFINITY and gap.high.value != MINUS_INFINITY]

@@ -4,8 +4,7 @@ from fractions import Fraction
 
 import sympy
 
-from grpojax.grading.answers import canonical_answer
-from grpojax.grading.equality import Algebra, same_text
+from grpojax.grading.equality import Algebra, same_answer
 from grpojax.grading.latex import Tree
 
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "infinity": sympy.oo}
@@ -141,7 +140,7 @@ ALGEBRA = Algebra(same_value, order, same_relation)
 def verdict(answer: str, gold: str) -> str:
     """`=`, `!` or `?` (too large) for a pair of raw answers; pairs that sympy cannot decide are not the same."""
     try:
-        return "=" if same_text(canonical_answer(answer), canonical_answer(gold), ALGEBRA) else "!"
+        return "=" if same_answer(answer, gold, ALGEBRA) else "!"
     except MemoryError:
         return "?"
     except Exception:  # noqa: BLE001 - sympy can raise anything

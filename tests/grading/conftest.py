@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from grpojax.grading.grader import Grader
+
 HANG = 120  # seconds: far beyond what any answer takes on a busy machine, far below what an unbounded one would
+
+
+@pytest.fixture(scope="session")
+def grader() -> Iterator[Grader]:
+    """A grader whose time limit is no matter, also on a busy machine."""
+    grader = Grader(time_limit=20.0)
+    yield grader
+    grader.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpojax.grading.grader import Grader, reply_at_once
+from grpojax.grading.grader import Grader, quick_verdict
 
 FILES = sorted(path for path in (Path(__file__).parents[1] / "answers").glob("*.jsonl") if path.stem != "hostile")
 PAIRS = [json.loads(line) for path in FILES for line in path.read_text("utf-8").splitlines()]
@@ -15,13 +15,12 @@ MISSED = {("The answer is 12", "12"), ("12 (twelve)", "12"), (r"30^\circ \text{C
 
 
 @pytest.fixture(scope="module")
-def verdicts():
-    """Of each pair, in its order and in the other."""
-    grader = Grader(time_limit=20.0)  # what is judged here is the verdict, also on a busy machine
+def verdicts(grader):
+    """The two verdicts on each pair: as it is, and with the answers exchanged."""
+    timeouts = grader.timeouts
     first = grader.grade_many([(pair["answer"], pair["gold"]) for pair in PAIRS])
     second = grader.grade_many([(pair["gold"], pair["answer"]) for pair in PAIRS])
-    assert grader.timeouts == 0
-    grader.close()
+    assert grader.timeouts == timeouts
     return list(zip(first, second, strict=True))
 
 
@@ -60,7 +59,7 @@ def test_what_is_known_to_be_missed(verdicts):
 def test_the_rules_themselves_have_no_order():
     """The grader remembers a pair in one order; what it remembers does not depend on which."""
     for pair in PAIRS:
-        replies = {reply_at_once(pair["answer"], pair["gold"]), reply_at_once(pair["gold"], pair["answer"])}
+        replies = {quick_verdict(pair["answer"], pair["gold"]), quick_verdict(pair["gold"], pair["answer"])}
         assert len(replies - {None}) <= 1, pair
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpojax.grading.grader import Grader, reply_at_once
+from grpojax.grading.grader import Grader, quick_verdict
 from grpojax.grading.latex import MAX_LENGTH
 
 ROWS = [
@@ -62,7 +62,7 @@ def test_what_is_decided_without_algebra_does_not_hang(hang_guard):
         for answer in ANSWERS:
             if len(answer) <= MAX_LENGTH:
                 with hang_guard():
-                    verdicts = {reply_at_once(answer, gold), reply_at_once(gold, answer)}
+                    verdicts = {quick_verdict(answer, gold), quick_verdict(gold, answer)}
                 assert "=" not in verdicts, answer[:60]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpojax.grading import symbolic
-from grpojax.grading.equality import fold
+from grpojax.grading.fold import fold
 from grpojax.grading.grader import Grader, grade
 from grpojax.grading.latex import TooLarge, Unreadable, read_answer
 
@@ -64,6 +64,7 @@ def test_what_was_given_up_is_counted():
     grader.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_is_replaced():
     grader = Grader(time_limit=20.0)
     assert grader.grade(r"\sqrt[3]2\sqrt[3]3", r"\sqrt[3]6")
@@ -72,26 +73,6 @@ def test_a_worker_that_died_is_replaced():
     process.wait()
     assert grader.grade(r"\sqrt[3]2\sqrt[3]7", r"\sqrt[3]{14}")
     assert grader.timeouts == 0
-    grader.close()
-
-
-def test_many_threads_share_a_grader():
-    grader = Grader(time_limit=20.0)
-    verdicts: dict[int, list[bool]] = {}
-
-    def work(thread: int) -> None:
-        pairs = [(rf"\sqrt[3]{{{k**3 * 3}}}", rf"{k}\sqrt[3]3") for k in range(2, 8)] + [
-            ("0.5", "1/2"),
-            (rf"\sqrt{thread + 2}", "x"),
-        ]
-        verdicts[thread] = grader.grade_many(pairs)
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert verdicts == {k: [True] * 7 + [False] for k in range(6)}
     grader.close()
 
 
@@ -113,12 +94,12 @@ def test_the_cache_is_bounded(monkeypatch):
 
 
 def test_algebra_that_fails_or_runs_out_of_memory_is_an_answer(monkeypatch):
-    assert symbolic.verdict(r"\sqrt2+(1,2)", "x") == "!"  # a tuple inside a sum is no value
+    assert symbolic.verdict(r"\sqrt2+(1,2)", "x") == "!"  # a tuple inside a sum is not a value
 
     def exhausted(*_):
         raise MemoryError
 
-    monkeypatch.setattr(symbolic, "same_text", exhausted)
+    monkeypatch.setattr(symbolic, "same_answer", exhausted)
     assert symbolic.verdict("x", "y") == "?"
 
 
@@ -137,7 +118,7 @@ print(grader._shared_grader(60.0)._pool._workers[0]._process.pid)
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "import os; sys.stdout.flush(); os._exit(0)", "raise SystemExit(3)"])
 def test_a_script_without_main_guard_leaves_no_process(tmp_path, ending):
-    """The script is no package and has no `if __name__ == "__main__"`; a fake sympy in its folder is not picked up."""
+    """The script is not in a package and has no `if __name__ == "__main__"`; a fake sympy in its folder is not picked up."""
     (tmp_path / "sympy.py").write_text("raise ImportError('the wrong one')")
     script = tmp_path / "user_script.py"
     script.write_text(SCRIPT + ending)
@@ -153,7 +134,7 @@ def test_a_script_without_main_guard_leaves_no_process(tmp_path, ending):
 
 
 def is_running(pid: int) -> bool:
-    """Not gone, and not merely waiting for an init process to notice that it ended."""
+    """Whether a process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from grpojax.grading.equality import fold
+from grpojax.grading.fold import fold
 from grpojax.grading.latex import read_answer
 from grpojax.grading.polynomials import ratio, same_value
 

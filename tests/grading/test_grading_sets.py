@@ -3,7 +3,7 @@
 import pytest
 
 from grpojax.grading.answers import canonical_answer
-from grpojax.grading.equality import fold
+from grpojax.grading.fold import fold
 from grpojax.grading.latex import INFINITY, read_answer
 from grpojax.grading.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
 
@@ -25,8 +25,8 @@ def shown(tree):
 def pieces(text):
     found, letter = real_set(fold(read_answer(canonical_answer(text))), order)
     texts = [
-        f"{'[' if one.has_low else '('}{shown(one.low)},{shown(one.high)}{']' if one.has_high else ')'}"
-        for one in found
+        f"{'(' if low.is_after else '['}{shown(low.value)},{shown(high.value)}{']' if high.is_after else ')'}"
+        for low, high in found
     ]
     return " ".join(texts), letter
 

@@ -1,4 +1,4 @@
-"""Variants in words: every formula is made of the pieces in force, every number has its source, nothing inert is silent."""
+"""Variants in words: formulas show the pieces in use, numbers their sources; settings without effect are reported."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def test_formulas(name):
         ("gspo", {"ratio": "token"}, "loss = - mean_i mean_t min(r_it"),
     ],
 )
-def test_formulas_show_the_pieces_in_force(name, overrides, part):
+def test_formulas_show_the_pieces_in_use(name, overrides, part):
     assert part in formula(get_variant(name, **overrides))
     assert not overrides or part not in formula(VARIANTS[name])
 
@@ -66,7 +66,7 @@ def test_explanations_name_every_number_with_its_source(name):
         assert number in formula(row) or (number == "clip_low" and name.startswith("book")), number
     for reward, weight in row.recipe.rewards.items():
         assert f"  {reward} = {weight:g} " in text
-    assert ("R_i" in text) == ("R_i" in text.split("A_i = ")[1])  # no letter is defined that nothing uses
+    assert ("R_i" in text) == ("R_i" in text.split("A_i = ")[1])  # R_i is defined only where the advantage uses it
     assert f"inner_epochs = {row.recipe.inner_epochs} " in text
 
 
@@ -100,7 +100,7 @@ def test_explanations_say_what_was_given():
     [
         ("clipped", {}, 1, "so the bound cannot act and the printed pg_loss is about 0 by construction; its gradient"),
         ("grpo", {}, 1, "so the bound cannot act and the printed pg_loss is about 0 by construction; its gradient"),
-        ("dapo", {}, 1, "so the bound cannot act; its gradient"),  # answers of unlike length do not even out
+        ("dapo", {}, 1, "so the bound cannot act; its gradient"),  # answers of different lengths do not cancel
         ("sapo", {}, 1, "so the bound cannot act; its gradient"),
         ("gspo", {"clip_eps": 0.2}, 2, "will hardly ever act on a geometric mean"),
         ("clipped", {"clip_eps": 0.001}, 2, "clip almost every ratio of whole answers"),
@@ -113,7 +113,7 @@ def test_explanations_say_what_was_given():
         ("deepseek-v3.2", {}, 1, "no answer is off-policy"),
     ],
 )
-def test_inert_and_contradictory_settings_are_said_aloud(name, overrides, updates, notice):
+def test_settings_without_effect_get_a_notice(name, overrides, updates, notice):
     assert any(notice in line for line in notices(get_variant(name, **overrides), updates))
 
 

@@ -1,4 +1,4 @@
-"""Command lines: fields as flags, typed with _ or -, and one line for whatever cannot be read."""
+"""Command lines: settings as flags, typed with _ or -, and one line for every argument that cannot be parsed."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ class Settings:
     rate: float | None = setting(None, "how fast")
     name: str | None = setting(None, "what")
     keep_all: bool = setting(False, "whether")
-    strict: bool | None = setting(None, "whether, or as it suits")
+    strict: bool | None = setting(None, "whether, or by default")
     mode: str = setting("slow", "which", choices=("slow", "fast"))
 
 
@@ -53,7 +53,7 @@ def test_flags_as_they_may_be_typed(argv, expected):
     assert parse(*argv) == Settings(**expected)
 
 
-def test_typed_flags_are_told_from_defaults():
+def test_typed_flags_are_distinguished_from_defaults():
     assert parse_settings(Settings, ["--max-steps", "3", "--no-strict"], "prog", "")[1] == {"max_steps", "strict"}
 
 
@@ -82,7 +82,7 @@ def test_without_arguments_the_command_line_is_read(monkeypatch):
         (["extra"], r"unknown argument 'extra'; prog --help lists the known ones\."),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(argv, message):
+def test_arguments_that_cannot_be_parsed_are_named_in_one_line(argv, message):
     with pytest.raises(InputError, match=f"^{message}") as caught:
         parse(*argv)
     assert "\n" not in str(caught.value)

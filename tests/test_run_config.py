@@ -32,7 +32,7 @@ def test_another_model_starts_from_the_settings_of_the_book():
     assert config.eval_on_checkpoint == 0
 
 
-def test_what_is_given_stays():
+def test_given_settings_are_kept():
     given = {
         "steps": 7,
         "lr": 0.5,
@@ -51,7 +51,7 @@ def test_resolved_leaves_only_optional_settings_none():
     assert suggestions("other") == {"steps": 500, "max_new_tokens": 512, "eval_on_checkpoint": 0}
     config = resolved()
     may_be_none = {"eval_dataset", "prompt_template", "out", "micro_batch", "compute_dtype", "tokenizer_kind", "reward"}
-    of_the_variant = {f.name for f in dataclasses.fields(VariantSettings)}  # None: as its row has it
+    of_the_variant = {f.name for f in dataclasses.fields(VariantSettings)}  # None: the variant's own
     of_the_variant -= {"inner_epochs", "rollout_reuse"}
     assert {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None} == may_be_none | of_the_variant
 
@@ -145,7 +145,7 @@ def test_parts_that_do_not_divide_list_the_ones_that_do():
         resolved(micro_batch=0)
 
 
-def test_the_edges_are_allowed():
+def test_bounds_themselves_are_allowed():
     resolved(
         num_rollouts=2, steps=1, temperature=0.0, top_p=1.0, top_k=0, lr=0.0, clip_eps=0.0, checkpoint_every=0, micro_batch=1
     )  # fmt: skip
@@ -247,7 +247,8 @@ def test_kinds_of_settings(name):
     for value in bad:
         with pytest.raises(InputError) as caught:
             check_setting(field, value)
-        assert str(caught.value).startswith((f"{name} is {value!r}; it must be {words}.", f"unknown {name} {value!r}; choose {words}."))
+        messages = f"{name} is {value!r}; it must be {words}.", f"unknown {name} {value!r}; choose {words}."
+        assert str(caught.value).startswith(messages)
 
 
 def test_every_kind_is_here():

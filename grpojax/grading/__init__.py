@@ -5,9 +5,8 @@ units        units behind a number
 latex        read a normal form into a tree, by a closed grammar
 fold         rational arithmetic on a tree
 equality     rules by which two trees are the same answer
-polynomials  exact equality of fractions of polynomials
 real_sets    intervals, inequalities and their unions
-symbolic     what takes more algebra, with sympy; in a worker process
+symbolic     what takes algebra, with sympy; in a worker process
 book         the verdicts of the book's grader
 math_verify  the verdicts of the math-verify library
 worker       the worker process

@@ -1,7 +1,6 @@
 """When two answers are the same: exact rules on the trees of `latex.py`, without sympy.
 
-What takes more algebra than `polynomials.py` has (functions, roots of sums) is left to an `Algebra`; the one in
-`symbolic.py` uses sympy.
+What takes more than rational arithmetic is left to an `Algebra`; the one in `symbolic.py` uses sympy.
 """
 
 import functools
@@ -10,7 +9,6 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple, NoReturn
 
-from grpojax.grading import polynomials
 from grpojax.grading.answers import readings
 from grpojax.grading.fold import UNIT_VALUES, VALUES, fold
 from grpojax.grading.latex import INFINITY, Tree, Unreadable, items_of, names, read_answer
@@ -139,8 +137,7 @@ def same_tree(left: Tree, right: Tree, algebra: Algebra) -> bool:
         )
     if left[0] == "relation":
         return _same_relation(left, right, algebra)
-    same = polynomials.same_value(left, right)
-    return algebra.same_value(left, right) if same is None else same
+    return algebra.same_value(left, right)
 
 
 def _all_same(lefts: Sequence[Tree], rights: Sequence[Tree], algebra: Algebra) -> bool:
@@ -200,10 +197,7 @@ def _same_relation(left: Tree, right: Tree, algebra: Algebra) -> bool:
         return True
     if not len(left) == len(right) == 4 or not {side[0] for side in (*left[2:], *right[2:])} <= VALUES:
         return False
-    ratio = polynomials.ratio(left[2:], right[2:])
-    if ratio is None:
-        return algebra.same_relation(left, right)
-    return ratio > 0 or (ratio < 0 and left[1] in ("=", "\\neq"))
+    return algebra.same_relation(left, right)
 
 
 def _same_real_set(left: Tree, right: Tree, algebra: Algebra) -> bool:

@@ -1,4 +1,4 @@
-"""Rewards of a group -> advantages, on numbers that can be redone on paper."""
+"""Rewards of a group -> advantages, on numbers that can be checked on paper."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def test_statistics_are_of_each_group():
 
 
 CONSTANT_GROUPS = {size: np.repeat(np.float32([0.1, 0.35, 0.7, 1.1]), size).reshape(4, size) for size in range(2, 17)}
-"""Of equal rewards whose float32 mean can miss them by a rounding; over a std of 0 that would become 6e-4."""
+"""Groups of equal rewards whose float32 mean can be off by a rounding error; divided by 1e-4 that would be 6e-4."""
 
 
 ONE_REWARD = {  # rewards [P, G] -> advantages; compiled once for each shape
@@ -63,7 +63,7 @@ def test_constant_group_is_exactly_zero(size):
 
 @pytest.mark.parametrize("name", ONE_REWARD)
 def test_constant_groups_are_exactly_zero_compiled(name):
-    """Where sums may be made in another order. Every size is a program: the pieces beside "group" see some of them."""
+    """Compiled sums may run in another order. Each size compiles once, so only "group" is tried with all of them."""
     groups = {size: CONSTANT_GROUPS[size] for size in (CONSTANT_GROUPS if name == "group" else (3, 11, 16))}
     got = jax.jit(lambda groups: jax.tree.map(ONE_REWARD[name], groups))(groups)
     assert all((np.asarray(values) == 0).all() for values in got.values()), got
@@ -71,7 +71,7 @@ def test_constant_groups_are_exactly_zero_compiled(name):
 
 @pytest.mark.parametrize("name", ONE_REWARD)
 def test_a_constant_group_stays_zero_beside_one_that_varies(name):
-    """Statistics of the batch must not leave a residue in it."""
+    """Batch statistics must not leave a residue in it."""
     rewards = jnp.array([[1.0, 0.0, 0.0], [0.7, 0.7, 0.7], [0.1, 0.35, 0.1]])
     got = np.asarray(ONE_REWARD[name](rewards))
     assert (got[1] == 0).all() and (got[[0, 2]] != 0).all()
@@ -106,7 +106,7 @@ def test_gdpo_in_the_group_normalises_each_group_twice():
 
 
 class TestAbstention:
-    """A NaN reward: the answer takes no part in mean and std, and has advantage 0."""
+    """A NaN reward: the answer is left out of mean and std, and its advantage is 0."""
 
     # The other three are (1, 0, 0) wherever the NaN stands: mean 1/3, squares 4/9 + 2/9, std sqrt(1/3) = 0.577350
     REWARDS = np.float32([[1.0, np.nan, 0.0, 0.0], [np.nan, 1.0, 0.0, 0.0]])

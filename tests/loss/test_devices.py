@@ -1,4 +1,4 @@
-"""A step spread over devices has the loss and the gradient of the whole step: every divisor is that of all sequences."""
+"""A step spread over devices has the loss and the gradient of the whole step: divisors are those of all sequences."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from grpojax import VARIANTS, policy_loss
 assert jax.device_count() == 4
 mesh = Mesh(np.array(jax.devices()), ("data",))
 random = np.random.default_rng(0)
-lengths = np.array([1, 7, 3, 5, 2, 6, 4, 7])  # unlike lengths: a mean of the devices' means would be another number
+lengths = np.array([1, 7, 3, 5, 2, 6, 4, 7])  # different lengths: a mean of the devices' means would be another number
 mask = (np.arange(7)[None] < lengths[:, None]).astype("f4")
 new, old, ref = (random.normal(-2.0, 0.3, mask.shape).astype("f4") for _ in range(3))
 advantages = random.normal(size=8).astype("f4")

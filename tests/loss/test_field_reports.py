@@ -1,6 +1,6 @@
 """Bug reports of people who train with these losses, each as a test of the same name; the input is the report's.
 
-Those that another test already shows with the report's input are not repeated:
+Reports that another test already covers with the same input are not repeated:
 
   b02  one rollout a prompt                test_advantages.py test_one_rollout_is_refused, tests/test_run_config.py
   b04  constant groups                     test_advantages.py test_constant_groups_are_exactly_zero_compiled
@@ -79,7 +79,7 @@ def test_b20_a_drift_of_a_hundredth_per_token(name, numbers, ratio, loss, clippe
 
 @pytest.mark.parametrize(("ratio", "advantage", "slope"), [(3.0, 1.0, -1.2), (0.5, -1.0, 0.5)])
 def test_b22_cispo_keeps_the_gradient_of_every_token(ratio, advantage, slope):
-    """Cap 1.2, one token: d loss / d logp = -min(r, 1.2) A, also below 1, where no bound is. PPO's gives 0 for both."""
+    """Cap 1.2, one token: d loss / d logp = -min(r, 1.2) A, even below 1, where no bound is. PPO's gives 0 for both."""
     old, mask = jnp.full((1, 1), -2.0), jnp.ones((1, 1))
     new = old + np.log(ratio)
     _, got = loss_and_gradient(get_variant("cispo", ratio_cap=1.2), new, old, jnp.array([advantage]), mask)
@@ -99,7 +99,7 @@ def test_b24_the_clipped_share_counts_lost_gradients():
 
 @pytest.mark.parametrize(("name", "loss"), [("grpo", 0.0), ("dapo", 0.5), ("dr-grpo", 0.25)])
 def test_b30_three_names_three_lengths(name, loss):
-    """Answers of 2 and 6 tokens in 8 places, A 1 and -1, ratio 1: -(1 - 1) / 2, -(2 - 6) / 8, -(2 - 6) / (2 * 8)."""
+    """Answers of 2 and 6 tokens in 8 positions, A 1 and -1, ratio 1: -(1 - 1) / 2, -(2 - 6) / 8, -(2 - 6) / (2 * 8)."""
     logps, mask = np.full((2, 8), -1.0, np.float32), (np.arange(8) < np.array([[2], [6]])).astype(np.float32)
     (got, _), _ = loss_and_gradient(get_variant(name, kl_coeff=0), logps, logps, np.float32([1, -1]), mask)
     assert float(got) == pytest.approx(loss, abs=1e-6)

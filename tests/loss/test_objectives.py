@@ -145,7 +145,7 @@ def test_every_cell_of_sapo():
     np.testing.assert_allclose(jax.grad(lambda new: value(new).sum())(logps), [want_slope], atol=2e-5)
 
 
-def test_clips_differ_where_a_bad_answer_rises():
+def test_clips_differ_where_a_bad_answer_becomes_likelier():
     # r = 1.5, A = -1, bounds 0.8 and 1.2: PPO -1.5 with slope -1, the first printing -1.2 with slope 0
     for clip, value, slope in ((clip_pessimistic, -1.5, -1.0), (clip_first_printing, -1.2, 0.0)):
         got = jax.value_and_grad(lambda r, clip=clip: clip(r, jnp.float32(-1), 0.2, 0.2)[0])(jnp.float32(1.5))
@@ -190,7 +190,7 @@ def test_reinforce_weighs_log_probs():
 
 
 def test_sequence_ratio_takes_masked_sums():
-    # row 1: (-1 + 1.5) + (-2 + 2.25) = 0.75, the third place is no answer; row 2: nothing is
+    # row 1: (-1 + 1.5) + (-2 + 2.25) = 0.75, the third position is masked; row 2: all are
     new = jnp.array([[-1.0, -2.0, -9.0], [-1.0, -1.0, -1.0]])
     old = jnp.array([[-1.5, -2.25, -1.0], [-2.0, -2.0, -2.0]])
     mask = jnp.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
@@ -204,13 +204,13 @@ MASK = np.float32([[1, 1, 0], [1, 1, 1]])
 
 
 def test_token_ratio():
-    # e^0.5, e^-0.25, 1 for the place that is no answer | e^0.25, e^-0.5, e^0.25
+    # e^0.5, e^-0.25, 1 at the masked position | e^0.25, e^-0.5, e^0.25
     want = [[1.64872, 0.77880, 1.0], [1.28403, 0.60653, 1.28403]]
     np.testing.assert_allclose(token_ratio(NEW, OLD, MASK), want, atol=5e-6)
 
 
 def test_sequence_mean_ratio_is_the_geometric_mean():
-    # row 1: mean of 0.5 and -0.25 is 0.125, e^0.125 = 1.13315 (over all 3 places 0.0833); row 2: mean 0
+    # row 1: mean of 0.5 and -0.25 is 0.125, e^0.125 = 1.13315 (over all 3 positions 0.0833); row 2: mean 0
     np.testing.assert_allclose(sequence_mean_ratio(NEW, OLD, MASK), [1.13315, 1.0], atol=5e-6)
     # d exp(mean) / d log p_t = ratio / |o|: 1.13315 / 2 and 1 / 3
     slope = jax.grad(lambda new: sequence_mean_ratio(new, OLD, MASK).sum())(NEW)
@@ -226,7 +226,7 @@ def test_sequence_sum_ratio_has_the_whole_ratio_at_every_token():
 def test_gspo_token_ratio_is_the_sequences_in_value_and_the_tokens_in_gradient():
     ratio = gspo_token_ratio(NEW, OLD, MASK)
     np.testing.assert_allclose(ratio, [[1.13315, 1.13315, 1.0], [1, 1, 1]], atol=5e-6)
-    # weights 1 to 6 tell the places apart: d (w_t s_t) / d log p_t = w_t s, and no other token's
+    # weights 1 to 6 tell the positions apart: d (w_t s_t) / d log p_t = w_t s, and no other token's
     weights = jnp.arange(1.0, 7.0).reshape(2, 3)
     slope = jax.grad(lambda new: (weights * gspo_token_ratio(new, OLD, MASK)).sum())(NEW)
     np.testing.assert_allclose(slope, [[1.13315, 2.26630, 0], [4, 5, 6]], atol=1e-5)
@@ -254,7 +254,7 @@ def test_capped_token_ratio():
 
 
 def test_a_cap_at_equal_policies_keeps_the_whole_gradient():
-    """min(r, 1) ties at r = 1, where an unthinking min would give half a slope."""
+    """min(r, 1) ties at r = 1, where a naive min would give half a slope."""
     slope = jax.grad(lambda new: capped_token_ratio(new, NEW, MASK, clip_high=0.0).sum())(NEW)
     np.testing.assert_array_equal(slope, MASK)
 
@@ -269,7 +269,7 @@ RATIOS = [
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_what_is_no_answer_has_ratio_one_and_no_gradient(ratio):
+def test_masked_positions_have_ratio_one_and_no_gradient(ratio):
     for bad in (np.nan, np.inf, -np.inf):
         new, old = (jnp.where(MASK > 0, x, bad) for x in (NEW, OLD))
         np.testing.assert_array_equal(ratio(new, old, MASK), ratio(NEW, OLD, MASK))

@@ -1,4 +1,4 @@
-"""KL estimators: values, and what their gradients know about the reference."""
+"""KL estimators: values, and how their gradients depend on the reference."""
 
 import jax
 import jax.numpy as jnp

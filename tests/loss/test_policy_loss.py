@@ -64,7 +64,7 @@ SLOPES = {
 
 @pytest.mark.parametrize("name", SLOPES)
 def test_gradient_in_every_cell(name):
-    """Two sequences share a group; each gets half of its slope, and the second place of each is no answer."""
+    """All sequences share a step; each gets its share of the slope, and the second position of each is masked out."""
     variant = get_variant(name, clip_low=0.2, clip_high=0.3)
     ratios, signs = np.float32(list(SLOPES[name])).T
     count = len(ratios)
@@ -117,12 +117,12 @@ def test_the_gradient_of_the_kl_term_has_no_reference_in_it():
     _, other = loss_and_gradient(variant, ref=REF - 3)
     np.testing.assert_array_equal(one, other)
     _, without = loss_and_gradient(get_variant("kl", kl_coeff=0), ref=None)
-    np.testing.assert_allclose(one - without, 0.25 * MASK, atol=1e-6)  # 0.5 / 2 sequences, down on every sampled token
+    np.testing.assert_allclose(one - without, 0.25 * MASK, atol=1e-6)  # 0.5 / 2 sequences: sampled tokens are pushed down
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_masked_positions_do_not_count(name):
-    """Neither in value nor in gradient, whatever they hold; their gradient is exactly 0."""
+    """Neither in the value nor in the gradient, whatever they hold; their gradient is exactly 0."""
     variant = get_variant(name)
     (loss, aux), gradient = loss_and_gradient(variant, sampler=OLD)
     assert (np.asarray(gradient)[MASK == 0] == 0).all() and (np.asarray(gradient)[MASK > 0] != 0).any()
@@ -143,7 +143,7 @@ def test_far_apart_policies_give_finite_numbers(name):
             assert np.isfinite(aux["kl_k3"])
 
 
-TOKEN_WEIGHTS = {  # of the answers of 2 and 3 tokens among 2 sequences of 3 places
+TOKEN_WEIGHTS = {  # of the answers of 2 and 3 tokens among 2 sequences of 3 positions
     sum_per_sequence: (1 / 2, 1 / 2),
     mean_per_sequence: (1 / 4, 1 / 6),
     token_mean: (1 / 5, 1 / 5),
@@ -153,8 +153,8 @@ TOKEN_WEIGHTS = {  # of the answers of 2 and 3 tokens among 2 sequences of 3 pla
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_at_equal_policies_every_gradient_is_reinforces(name):
-    """Every bound and gate has slope 1 at ratio 1, also one of width 0, so a token's gradient is -A times its weight in
-    the average. The KL term is left away: that of k1 is not 0 there.
+    """Every bound and gate has slope 1 at ratio 1, even one of width 0, so a token's gradient is -A times its weight in
+    the average. The KL term is left out: that of k1 is not 0 there.
     """
     variant = get_variant(name, kl_coeff=0)
     weights = np.array(TOKEN_WEIGHTS[variant.loss.reduction])
@@ -258,7 +258,8 @@ def test_shares_of_micro_batches_add_up(name):
 
     def share(rows):
         parts = (x[rows] for x in (new, old, ref, advantages, mask))
-        return _compiled(variant, *parts, whole_mask=jnp.asarray(mask), sampler_logps=sampler[rows], kl_scale=scale[rows])
+        by_row = {"sampler_logps": sampler[rows], "kl_scale": scale[rows]}
+        return _compiled(variant, *parts, whole_mask=jnp.asarray(mask), **by_row)
 
     (loss, aux), gradient = share(np.arange(4))
     shares = [share(np.array([row])) for row in range(4)]
@@ -292,7 +293,7 @@ def test_no_number_compiles_again(name):
     for key, value in row.loss.numbers.items():
         numbers = row.loss.numbers | {key: 1.3 * value + 0.01}
         loss(dataclasses.replace(row, loss=dataclasses.replace(row.loss, numbers=numbers)))
-    loss(dataclasses.replace(row, name="another", recipe=Recipe(rewards={"boxed": 3.0}, inner_epochs=7, notes="another")))
+    loss(dataclasses.replace(row, name="another", recipe=Recipe(rewards={"boxed": 3.0}, inner_epochs=7, notes="?")))
     assert len(traces) == 1
 
 
@@ -369,7 +370,7 @@ def test_a_parameter_with_a_default_is_an_error():
         return ratio * advantages, jnp.zeros(ratio.shape, bool)
 
     loss = Loss(ratio=objectives.token_ratio, objective=objective, reduction=token_mean)
-    with pytest.raises(ValueError, match="parameter 'clip_low' of the loss piece objective must be a plain one, without a default"):
+    with pytest.raises(ValueError, match="parameter 'clip_low' of the loss piece objective must be a plain one, without"):
         policy_loss(loss, NEW, OLD, None, ADVANTAGES, MASK)
 
 

@@ -16,7 +16,7 @@ from papers import Answer
 from grpojax import get_variant, policy_loss
 from grpojax.variants import variant_advantages
 
-PROMPTS, ROLLOUTS, PLACES = 3, 4, 11
+PROMPTS, ROLLOUTS, POSITIONS = 3, 4, 11
 
 SCALE = (0.0, 1.0, 2.5)  # of the KL weight, by prompt, for the recipe that has one
 
@@ -24,7 +24,7 @@ RECIPES = {  # variant, what overrides its row, the paper's objective, its numbe
     # Without overrides: the numbers of the row are those of the paper.
     "grpo": ("grpo", {}, papers.grpo, {"epsilon": 0.2, "beta": 0.04}),
     "dapo": ("dapo", {"rewards": {"correct": 1.0}}, papers.dapo, {"epsilon_low": 0.2, "epsilon_high": 0.28}),
-    "dr-grpo": ("dr-grpo", {}, papers.dr_grpo, {"epsilon": 0.2, "budget": PLACES}),
+    "dr-grpo": ("dr-grpo", {}, papers.dr_grpo, {"epsilon": 0.2, "budget": POSITIONS}),
     "gspo": ("gspo", {}, papers.gspo, {"epsilon_left": 3e-4, "epsilon_right": 4e-4}),
     "cispo": ("cispo", {}, papers.cispo, {"bound": 5.0}),
     "sapo": ("sapo", {}, papers.sapo, {"tau_pos": 1.0, "tau_neg": 1.05}),
@@ -33,7 +33,7 @@ RECIPES = {  # variant, what overrides its row, the paper's objective, its numbe
         "deepseek-v3.2", {}, papers.deepseek_v32, {"epsilon": 0.2, "beta": 0.02, "delta": 0.1, "scale": SCALE},
     ),
     "gdpo": ("gdpo", {}, papers.gdpo, {"epsilon": 0.2, "weights": (1.0, 1.0)}),
-    # Others, each unlike its neighbours, so that a swap shows.
+    # Others, each different from its neighbours, so that a swap shows.
     "grpo, other numbers": ("grpo", {"clip_eps": 0.1, "kl_coeff": 0.5}, papers.grpo, {"epsilon": 0.1, "beta": 0.5}),
     "dapo, other numbers": (
         "dapo", {"clip_low": 0.05, "clip_high": 0.6, "rewards": {"correct": 1.0}},
@@ -83,14 +83,14 @@ def random_step(seed: int, spread: float = 0.4) -> papers.Step:
 
 
 def batch_of(step: papers.Step, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """[B, S] arrays, each answer between a prompt and padding that hold rubbish, and the rewards [2, P, G]."""
+    """[B, S] arrays, each answer between a prompt and padding that hold garbage, and the rewards [2, P, G]."""
     rng = np.random.default_rng(seed)
     answers = [answer for group in step for answer in group]
-    names, shape = ("new", "old", "ref", "sampler"), (len(answers), PLACES)
+    names, shape = ("new", "old", "ref", "sampler"), (len(answers), POSITIONS)
     arrays = {name: rng.normal(-2, 9, shape).astype(np.float32) for name in names}
     mask = np.zeros(shape, np.float32)
     for row, answer in enumerate(answers):
-        first = rng.integers(0, PLACES - len(answer.new) + 1)
+        first = rng.integers(0, POSITIONS - len(answer.new) + 1)
         mask[row, first : first + len(answer.new)] = 1
         for name, array in arrays.items():
             array[row, mask[row] > 0] = getattr(answer, name)
@@ -105,7 +105,8 @@ def computed(variant, step, seed):
     """Loss, and d loss / d log-prob of every token as `papers.gradient` lists it."""
     arrays, rewards = batch_of(step, seed)
     advantages = variant_advantages(variant, rewards[: len(variant.recipe.rewards)])
-    kl_scale = np.repeat(np.float32(SCALE), ROLLOUTS) if variant.recipe.kl_domains else None  # as training makes it of domains
+    # As training derives it from the problems' domains.
+    kl_scale = np.repeat(np.float32(SCALE), ROLLOUTS) if variant.recipe.kl_domains else None
     (loss, _), gradient = _loss_and_gradient(
         variant, arrays["new"], arrays["old"], arrays["ref"], jnp.reshape(advantages, -1), arrays["mask"],
         sampler_logps=arrays["sampler"], kl_scale=kl_scale,
@@ -136,7 +137,7 @@ def assert_equal(variant, objective, seed, spread):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_batches_tell_numbers_apart(name):
-    """Else the test above would pass with another bound: twice any number changes the paper's objective."""
+    """Otherwise the test above would pass with another bound: doubling any number changes the paper's objective."""
     _, _, objective, numbers = RECIPES[name]
     steps = [random_step(seed, SPREADS.get(name, 0.4)) for seed in SEEDS]
     for key, value in numbers.items():
@@ -163,8 +164,8 @@ def test_gspo_token_of_the_paper_is_gspo():
 
 
 def test_dapo_weighs_all_tokens_of_the_step_alike():
-    """Not the tokens of each prompt, then the prompts: what the paper's formula says of one prompt, and leaves open of
-    several. For one prompt there is no difference.
+    """Not the tokens of each prompt, then the prompts: the paper's formula is about one prompt and leaves several open.
+    For one prompt there is no difference.
     """
     numbers = {"epsilon_low": 0.2, "epsilon_high": 0.28}
     for seed in SEEDS:

@@ -18,24 +18,24 @@ def logps(*ratios):
 
 
 def test_truncated_importance_caps_each_token():
-    # below 1, 1, between 1 and the cap, above it; the place that is no answer has 1. min(r, 2), not clip(r, 1/2, 2)
+    # below 1, 1, between 1 and the cap, above it; the masked position has 1. min(r, 2), not clip(r, 1/2, 2)
     old = logps([0.25, 1.0, 9.0], [1.5, 2.5, 4.0])
     np.testing.assert_allclose(truncated_importance(old, SAMPLER, MASK, 2.0), [[0.25, 1, 1], [1.5, 2, 2]], rtol=1e-5)
 
 
 def test_sequence_importance_masks_above_the_cap_alone():
-    # products of the answer's ratios: 0.25 * 1 (the third place is none), 1.5 * 2 * 2 = 6
+    # products of the answer's ratios: 0.25 * 1 (the third is masked), 1.5 * 2 * 2 = 6
     old = logps([0.25, 1.0, 9.0], [1.5, 2.0, 2.0])
     np.testing.assert_allclose(sequence_importance_mask(old, SAMPLER, MASK, 5.9), [0.25, 0], rtol=1e-5)
     np.testing.assert_allclose(sequence_importance_mask(old, SAMPLER, MASK, 6.1), [0.25, 6], rtol=1e-5)
 
 
-# mean_t log(sampler / new): row 1 (0.3 + 0.1) / 2 = 0.2 (over three places 0.133), row 2 (0.3 + 0.3 - 0.3) / 3 = 0.1
+# mean_t log(sampler / new): row 1 (0.3 + 0.1) / 2 = 0.2 (over three positions 0.133), row 2 (0.3 + 0.3 - 0.3) / 3 = 0.1
 DRIFTED = SAMPLER - np.float32([[0.3, 0.1, 9.0], [0.3, 0.3, -0.3]])
 OFF_POLICY = {  # advantages, delta: weights
     ((-1.0, -1.0), 0.15): (0.0, 1.0),
     ((1.0, -1.0), 0.15): (1.0, 1.0),
-    ((0.0, -1.0), 0.15): (1.0, 1.0),  # A = 0 is no bad answer
+    ((0.0, -1.0), 0.15): (1.0, 1.0),  # A = 0 is not a bad answer
     ((-1.0, -1.0), 0.05): (0.0, 0.0),
     ((-1.0, 1.0), 0.05): (0.0, 1.0),
     ((-1.0, -1.0), 0.25): (1.0, 1.0),
@@ -71,7 +71,7 @@ def test_no_gradient_passes(safeguard):
 
 @pytest.mark.parametrize("safeguard", [truncated_importance, sequence_importance_mask, off_policy_mask])
 @pytest.mark.parametrize("gap", [100.0, -100.0])
-def test_large_gaps_and_rubbish_outside_the_answer_stay_finite(safeguard, gap):
+def test_large_gaps_and_garbage_outside_the_answer_stay_finite(safeguard, gap):
     extra = (np.float32([-1, 1]),) if safeguard is off_policy_mask else ()
     ours = np.where(MASK > 0, SAMPLER + np.float32(gap), np.float32(np.nan))
     got = np.asarray(safeguard(ours, SAMPLER, *extra, MASK, 2.0))
@@ -109,7 +109,7 @@ def test_weights_multiply_the_objective_and_not_the_kl_term(number, case):
     assert float(gradient.sum()) == pytest.approx(want + 0.5, abs=1e-5)
 
 
-def test_without_a_sampler_the_trainers_own_log_probs_stand_in():
+def test_without_sampler_logps_the_trainers_are_used():
     """Trainer against trainer weighs 1; the off-policy mask then looks at the policy's drift alone."""
     advantages = np.float32([-1, 1])
     plain, _ = policy_loss(get_variant("dapo"), NEW, NEW, None, advantages, ANSWERS)

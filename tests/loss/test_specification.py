@@ -1,4 +1,4 @@
-"""GRPO written down once more, as the paper prints it: the executable specification of the `grpo` variant."""
+"""GRPO in ten lines, as the paper prints it: the executable specification of the `grpo` variant."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from grpojax import get_variant, group_advantages, policy_loss
 
 
 def grpo_loss(new, old, ref, rewards, mask, clip_eps, kl_coeff):
-    """arXiv:2402.03300, eq. 3 and 4, negated. Log-probs and mask [P, G, S], rewards [P, G]; advantages as in section 4.1.2."""
+    """arXiv:2402.03300, eq. 3 and 4, negated; advantages of section 4.1.2. Log-probs and mask [P, G, S], rewards [P, G]."""
     spread = rewards.std(axis=1, ddof=1, keepdims=True) + 1e-4
     advantages = ((rewards - rewards.mean(axis=1, keepdims=True)) / spread)[:, :, None]
     ratio = jnp.exp(new - old)
@@ -21,8 +21,8 @@ def grpo_loss(new, old, ref, rewards, mask, clip_eps, kl_coeff):
 
 
 def test_by_hand():
-    # Two answers of one token, rewards 1 and 0: A = +-0.5 / (0.707107 + 0.0001) = +-0.707007. Ratios e^0.5 = 1.648721, clipped
-    # to 1.2, and 1; ref = new, so no KL: -(1.2 - 1) 0.707007 / 2 = -0.0707007
+    # Two answers of one token, rewards 1 and 0: A = +-0.5 / (0.707107 + 0.0001) = +-0.707007. Ratios e^0.5 = 1.648721,
+    # clipped to 1.2, and 1; ref = new, so no KL: -(1.2 - 1) 0.707007 / 2 = -0.0707007
     new, old = jnp.array([[[-1.0], [-2.0]]]), jnp.array([[[-1.5], [-2.0]]])
     loss = grpo_loss(new, old, new, np.array([[1.0, 0.0]]), np.ones((1, 2, 1)), clip_eps=0.2, kl_coeff=0.04)
     assert float(loss) == pytest.approx(-0.0707007, abs=1e-6)
@@ -34,7 +34,7 @@ specified = jax.jit(jax.value_and_grad(grpo_loss))
 
 @pytest.mark.parametrize(("clip_eps", "kl_coeff"), [(0.2, 0.04), (0.05, 0.5), (10.0, 0.0)])
 def test_the_composition_is_the_specification(clip_eps, kl_coeff):
-    """Random batches of 3 prompts with 4 answers of 1 to 6 tokens; loss to float32 rounding, gradient to 1e-5 of its largest entry."""
+    """Batches of 3 prompts with 4 answers of 1 to 6 tokens. Loss to float32 rounding, gradient to 1e-5 of its largest."""
     variant = get_variant("grpo", clip_eps=clip_eps, kl_coeff=kl_coeff)
     for seed in range(3):
         rng = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
 r"""Exact equality, without sympy, of fractions of polynomials in letters, pi, e, i and square roots.
 
-Every polynomial has one normal form, because i^2 = -1, \sqrt p^2 = p, and the square roots of products of different primes are
-linearly independent over the rational numbers, as are the powers of pi. Letters are positive numbers.
+Every polynomial has one normal form, because i^2 = -1, \sqrt p^2 = p, and the square roots of products of different
+primes are linearly independent over the rational numbers, as are the powers of pi. Letters are positive numbers.
 """
 
 from fractions import Fraction
@@ -43,7 +43,7 @@ def same_value(left: Tree, right: Tree) -> bool | None:
 
 
 def ratio(left: tuple[Tree, Tree], right: tuple[Tree, Tree]) -> Fraction | None:
-    """The rational number c with left[0] - left[1] = c (right[0] - right[1]); 0 if there is none, None as in `same_value`."""
+    """The rational c with left[0] - left[1] = c (right[0] - right[1]); 0 if none has, None as in `same_value`."""
     try:
         work = _Work()
         overs, unders = [], []

@@ -72,6 +72,7 @@ def test_each_command_has_its_help(command, capsys):
     assert f"usage: grpojax {command}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_command():
     done = subprocess.run(
         [sys.executable, "-m", "grpojax", "--help"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -99,6 +100,7 @@ def test_explain_prints_a_variant(call):
 # --- train ---
 
 
+@pytest.mark.slow
 def test_train_is_run_py(call, sums, tiny_folder, monkeypatch):
     monkeypatch.setattr("grpojax.runner.plot_runs", lambda runs, out: [])
     words = (
@@ -199,6 +201,7 @@ def test_eval_extract_puts_that_accuracy_first(evaluate_with):
     assert lines[3].startswith("accuracy, boxed ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_eval_gives_the_same_rows_whatever_the_batch(evaluate_with, batch_size):
     for kind, more in (("greedy", ()), ("sampled", SAMPLED)):
@@ -429,7 +432,7 @@ def test_nothing_is_overwritten(command, call, tiny_folder):
     Path("taken").mkdir()
     Path("taken/note").write_text("mine")
     code, out, err = call(*command, tiny_folder, "taken")
-    assert (code, out, err) == (2, "", "error: taken exists already; name a new folder, nothing is overwritten.\n")
+    assert (code, out, err) == (2, "", "error: taken already exists; name a new folder, because nothing is overwritten.\n")
     assert os.listdir() == ["taken"]
     assert os.listdir("taken") == ["note"]
 

@@ -1,9 +1,12 @@
 """Variants in words: every formula is made of the pieces in force, every number has its source, nothing inert is silent."""
 
+import dataclasses
+
 import pytest
 
 from grpojax import VARIANTS, explain, get_variant
 from grpojax.describe import formula, notices
+from grpojax.loss.objectives import token_ratio
 from grpojax.settings import settings_of
 from grpojax.variants import VariantSettings
 
@@ -65,6 +68,18 @@ def test_explanations_name_every_number_with_its_source(name):
         assert f"  {reward} = {weight:g} " in text
     assert ("R_i" in text) == ("R_i" in text.split("A_i = ")[1])  # no letter is defined that nothing uses
     assert f"inner_epochs = {row.recipe.inner_epochs} " in text
+
+
+def test_a_ratio_may_take_the_token_budget():
+    """It has no number in the loss until a run gives it."""
+
+    def ratio(new_logps, old_logps, mask, token_budget):
+        """r_it = (p_new(y_it) / p_old(y_it))^(1 / token_budget)"""
+        return token_ratio(new_logps / token_budget, old_logps / token_budget, mask)
+
+    grpo = VARIANTS["grpo"]
+    text = formula(dataclasses.replace(grpo, loss=dataclasses.replace(grpo.loss, ratio=ratio)))
+    assert text.splitlines()[:2] == [LOSS["grpo"], ratio.__doc__]
 
 
 def test_explain_takes_a_name():

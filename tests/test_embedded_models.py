@@ -69,12 +69,14 @@ def test_tokenizer_round_trip(policies, name):
     assert tokenizer.decode(tokenizer.encode(every_byte)) == every_byte
 
 
+@pytest.mark.slow
 def test_tiny_base_starts_with_room_to_learn(policies):
     evaluation = greedy(policies["tiny-base"], 100)
     assert 10 <= evaluation.accuracy <= 35
     assert evaluation.truncated_frac == 0
 
 
+@pytest.mark.slow
 def test_tiny_base_can_do_what_it_seldom_does(policies):
     # Groups of 8 must differ in reward, or there is nothing to learn from.
     policy, problems = policies["tiny-base"], arithmetic_problems(0, 50, "eval")
@@ -90,6 +92,7 @@ def test_tiny_base_can_do_what_it_seldom_does(policies):
     assert {"First", "Step", "So"} <= openings  # several right ways
 
 
+@pytest.mark.slow
 def test_tiny_reasoning_thinks_most_of_the_time(policies):
     policy, problems = policies["tiny-reasoning"], arithmetic_problems(0, 25, "eval")
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text)) for p in problems]

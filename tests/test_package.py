@@ -36,6 +36,7 @@ def test_an_unknown_name_is_an_attribute_error():
         grpojax.polic_loss  # noqa: B018
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_no_jax():
     code = "import sys, grpojax, grpojax.grading.grader, grpojax.reporting.metrics; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,13 +1,16 @@
-"""RunConfig: what is filled in, and that each setting that cannot be used is refused in one sentence."""
+"""RunConfig: what `resolved` fills in, and a one-sentence error for every setting that cannot be used."""
 
 import dataclasses
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from grpojax.config import RunConfig, suggestions
 from grpojax.errors import InputError
-from grpojax.settings import allowed, check_setting, settings_of
+from grpojax.settings import allowed, check_setting, setting, settings_of
+from grpojax.training.update import init_optimizer, make_optimizer
 from grpojax.variants import VARIANTS, VariantSettings
 
 
@@ -43,7 +46,7 @@ def test_what_is_given_stays():
         assert {name: getattr(config, name) for name in given} == given
 
 
-def test_nothing_the_run_needs_is_left_open():
+def test_resolved_leaves_only_optional_settings_none():
     assert suggestions("tiny-base") == {"steps": 200, "max_new_tokens": 48, "eval_on_checkpoint": 200}
     assert suggestions("other") == {"steps": 500, "max_new_tokens": 512, "eval_on_checkpoint": 0}
     config = resolved()
@@ -187,7 +190,71 @@ def test_numbers_that_come_from_the_run():
     assert "score_temperature" not in resolved(variant="book-deepseek-v3.2").make_variant().loss.numbers
 
 
-# --- every number has its bounds ---
+@pytest.mark.parametrize("bound", [0, -1.0, float("nan"), float("inf")])
+def test_bounds_of_the_gradient_norm_that_cannot_be_used(bound):
+    with pytest.raises(InputError, match=f"^max_grad_norm is {bound}; it must be a finite number above 0"):
+        make_optimizer(max_grad_norm=bound)
+
+
+@pytest.mark.parametrize("bound", [1e-30, 1.0])
+def test_a_gradient_of_zero_gives_no_update(bound):
+    """The factor is bound / max(0, bound) = 1, not 0 / 0; Adam's direction is 0 / (0 + 1e-8)."""
+    optimizer, params = make_optimizer(max_grad_norm=bound, weight_decay=0.0), {"w": jnp.array([2.0, -3.0])}
+    updates, _ = optimizer.update({"w": jnp.zeros(2)}, init_optimizer(optimizer, params), params)
+    np.testing.assert_array_equal(updates["w"], np.zeros(2))
+
+
+# --- settings: kinds and bounds ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Kinds:
+    """One setting of each kind and bound."""
+
+    any_int: int = setting(0, "")
+    count: int = setting(1, "", at_least=1)
+    seed: int = setting(0, "", at_least=0, at_most=9)
+    any_number: float | None = setting(None, "")
+    weight: float = setting(0.0, "", at_least=0)
+    rate: float = setting(1.0, "", above=0)
+    share: float = setting(1.0, "", above=0, at_most=1)
+    text: str | None = setting(None, "")
+    mode: str = setting("slow", "", choices=("slow", "fast"))
+    flag: bool | None = setting(None, "")
+
+
+NAN, INF = float("nan"), float("inf")
+KINDS = {  # setting -> the values it may have in words, some that fit, some that do not
+    "any_int": ("a whole number", (-3, 0, 10**30, np.int32(4)), (1.0, np.float32(1), True, "1", None)),
+    "count": ("a whole number, 1 or more", (1, 2), (0, -1, 1.5, True)),
+    "seed": ("a whole number from 0 to 9", (0, 9), (-1, 10, NAN, INF)),
+    "any_number": ("a finite number", (-1e30, 0, 3, np.float32(0.5), np.int64(2)), (NAN, INF, -INF, np.float32("nan"), "1", True, [1])),
+    "weight": ("a finite number, 0 or more", (0, 0.0, 2.5), (-1e-9, NAN, INF)),
+    "rate": ("a finite number above 0", (1e-30, 1), (0, 0.0, -1, NAN, INF)),
+    "share": ("a finite number above 0 and at most 1", (0.5, 1), (0, 1.0001, NAN)),
+    "text": ("text", ("", "a"), (1, b"a", True)),
+    "mode": ("one of slow, fast", ("slow", "fast"), ("", "Slow", 1, ["slow"])),
+    "flag": ("True or False", (True, False), (0, 1, "true")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_settings(name):
+    field, (words, good, bad) = settings_of(Kinds)[name], KINDS[name]
+    assert allowed(field) == words
+    for value in good:
+        check_setting(field, value)
+    for value in bad:
+        with pytest.raises(InputError) as caught:
+            check_setting(field, value)
+        assert str(caught.value).startswith((f"{name} is {value!r}; it must be {words}.", f"unknown {name} {value!r}; choose {words}."))
+
+
+def test_every_kind_is_here():
+    assert KINDS.keys() == settings_of(Kinds).keys()
+
+
+# --- bounds of every number of a run ---
 
 REFUSES_ZERO = {
     "steps", "prompts_per_step", "num_rollouts", "max_new_tokens", "top_p", "minibatches", "max_grad_norm", "micro_batch",
@@ -197,7 +264,7 @@ REFUSES_ZERO = {
 
 @pytest.mark.parametrize(("name", "field"), [(n, f) for n, f in settings_of(RunConfig).items() if f.type in (int, float)])
 def test_bounds_of_every_number(name, field):
-    refused = [-1, float("nan"), float("inf"), "1", True] + [0] * (name in REFUSES_ZERO) + [1.5] * (field.type is int)
+    refused = [-1, NAN, INF, "1", True] + [0] * (name in REFUSES_ZERO) + [1.5] * (field.type is int)
     for value in refused:
         with pytest.raises(InputError, match=f"^{name} is "):
             check_setting(field, value)

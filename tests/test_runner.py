@@ -25,6 +25,7 @@ from grpojax.training.checkpoint import checkpoint_steps
 from grpojax.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
+KINDS = ("baseline", "kl", "format", "dapo", "deepseek-v3.2", "gdpo", "book-gdpo")
 TEXTS = ("1 + 1", "2 + 7", "3 * 5", "8 - 6", "9 + 4")
 
 
@@ -135,8 +136,8 @@ def error_of(result) -> str:
 # --- what a run leaves ---
 
 
-# One of each kind: with reference, think tags, dynamic sampling, kept masks, several rewards. training/test_training_recipes.py trains them all.
-@pytest.mark.parametrize("variant", ("baseline", "clipped", "kl", "format", "dapo", "deepseek-v3.2", "gdpo", "book-gdpo"))
+# One of each kind: with a reference, think tags, dynamic sampling, kept masks, several rewards.
+@pytest.mark.parametrize("variant", ["clipped", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS)])
 def test_variants_run(variant, call, no_plots):
     code, out, err = call(variant=variant)
     assert (code, err) == (0, "")
@@ -198,6 +199,7 @@ def test_a_run_folder_holds_all_of_a_run(call, tiny_folder):
         assert said in out
 
 
+@pytest.mark.slow
 def test_config_json_repeats_the_run(call, again, no_plots):
     call(variant="kl", clip_eps=0.3, seed=5)
     record = json.loads(Path("run/config.json").read_text())
@@ -264,6 +266,7 @@ def test_evaluation_uses_its_own_problems_and_the_same_number_each_time(call, no
 # --- stopping ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_run_can_go_on(number, files, flags, again, no_plots):
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
@@ -433,6 +436,7 @@ def test_steps_after_the_last_checkpoint_are_made_again_once(call, again, no_plo
     assert [step for step, _ in read_evaluations("run")] == [0, 2, 4]
 
 
+@pytest.mark.slow
 def test_what_was_set_stays_set_on_resume(call, again, no_plots):
     call(steps=2, checkpoint_every=1, keep_checkpoints=1)
     again("--resume", "--out", "run", "--steps", "4")
@@ -554,6 +558,7 @@ def test_a_resumed_run_refuses_inputs_that_changed(call, again, no_plots, tiny_f
     assert again("--resume", "--out", "run", "--steps", "3")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_loads_the_checkpoint_it_began_with(call, again, no_plots, flags):
     """--model RUN means its newest checkpoint; the run keeps to the one it found when it began."""
     call(out="first", variant="kl", checkpoint_every=1)
@@ -566,6 +571,7 @@ def test_a_resumed_run_loads_the_checkpoint_it_began_with(call, again, no_plots,
     assert code == 2 and err.startswith("error: the model's weights changed since this run began")
 
 
+@pytest.mark.slow
 def test_run_folders_of_the_version_before(call, again, no_plots):
     """They hold no record of their inputs, and the widths of their batches."""
     call()
@@ -590,6 +596,7 @@ def test_run_folders_of_the_version_before(call, again, no_plots):
 # --- which problems are evaluated ---
 
 
+@pytest.mark.slow
 def test_a_file_is_split_by_a_hash_of_its_problems(call, no_plots):
     texts = [f"{i} + {j}" for i in range(1, 8) for j in range(1, 8)]
     Path("sums.jsonl").write_text("".join(json.dumps({"problem": text, "answer": "1"}) + "\n" for text in texts))
@@ -621,6 +628,7 @@ def test_a_file_too_small_to_hold_any_problem_out(call):
 # --- a variant of the user's own ---
 
 
+@pytest.mark.slow
 def test_a_variant_of_ones_own(call, again, no_plots, monkeypatch):
     Path("my_variants.py").write_text(
         "import dataclasses\nimport grpojax as gj\nfrom grpojax.loss.objectives import token_ratio\n"
@@ -670,7 +678,7 @@ def test_out_that_is_a_file(call):
         ({"eval_dataset": "empty.json", "eval_on_checkpoint": 2}, r"the data set empty\.json is empty"),
         ({"model": "tiny-bsae"}, r"there is no model 'tiny-bsae'; .* Did you mean 'tiny-base'\?"),
         ({"model": "qwen3-0.6b-bse"}, r"there is no model 'qwen3-0\.6b-bse'; .* Did you mean 'qwen3-0\.6b-base'\?"),
-        ({"model": "."}, r"\. is no model folder, it holds no config\.json"),
+        ({"model": "."}, r"\. is not a model folder, because it has no config\.json"),
         ({"prompt_template": "none.txt"}, r"cannot read the prompt template none\.txt"),
         ({"prompt_template": "empty.jsonl"}, r"the prompt template empty\.jsonl has no \{problem\}; write it where"),
         ({"num_rollouts": 1}, r"num_rollouts is 1; it must be a whole number, 2 or more"),
@@ -719,6 +727,7 @@ def test_a_model_without_think_tokens_cannot_earn_the_format_reward(call, monkey
     assert call(variant="format", format_reward_weight=0, steps=1)[0] == 0
 
 
+@pytest.mark.slow
 def test_an_empty_think_block_cannot_earn_the_format_reward(call, no_plots, tiny_reasoning_folder):
     note = "note: without thinking the prompt itself closes the think block, so no answer can earn the format reward"
     settings = {"variant": "format", "model": tiny_reasoning_folder, "steps": 1}
@@ -737,6 +746,7 @@ def test_a_model_without_tokenizer(call, tiny_folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc to keep freed memory")
 def test_freed_memory_is_used_again():
     """A second block of 256 MiB takes the pages of the first; fetched anew they would be 65,536 page faults."""
@@ -786,6 +796,7 @@ def test_programs_compile_quickly_where_the_processor_is_all_there_is(
         jax.config.update("jax_platforms", before)
 
 
+@pytest.mark.slow
 def test_a_compilation_cache_that_the_user_set_stays(monkeypatch):
     script = "from grpojax.process import prepare_process\nprepare_process()\nimport jax\nprint(jax.config.jax_compilation_cache_dir)\n"
     for own, expected in ({"JAX_COMPILATION_CACHE_DIR": "/mine"}, "/mine"), ({}, "/cache/compiled"):
@@ -794,6 +805,7 @@ def test_a_compilation_cache_that_the_user_set_stays(monkeypatch):
         assert done.stdout.strip() == expected
 
 
+@pytest.mark.slow
 def test_xla_reads_the_level_that_a_process_is_prepared_with():
     script = (
         "from grpojax.process import prepare_process\n"

@@ -287,12 +287,18 @@ def test_a_variant_from_a_module_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rows.py").write_text(
         "import dataclasses, grpojax as gj\n"
-        "ROW = dataclasses.replace(gj.VARIANTS['grpo'], name='my-grpo')\n"
+        "def objective(ratio, advantages, my_number):\n"
+        "    return my_number * ratio * advantages, ratio > my_number\n"
+        "GRPO = gj.VARIANTS['grpo']\n"
+        "LOSS = dataclasses.replace(GRPO.loss, objective=objective, numbers={'my_number': 1.0})\n"
+        "ROW = gj.Variant('my-row', LOSS, GRPO.recipe)\n"
         "NO_ROW = 3\n"
     )
     try:
-        assert get_variant("my_rows:ROW", clip_eps=0.5).loss.numbers["clip_low"] == 0.5
-        assert get_variant("my-grpo").name == "my-grpo"  # registered
+        assert get_variant("my_rows:ROW", my_number=0.3).loss.numbers == {"my_number": 0.3}
+        assert get_variant("my-row").loss.numbers == {"my_number": 1.0}  # registered
+        config = RunConfig(variant="my_rows:ROW", numbers="my_number=2").resolved()
+        assert config.make_variant().loss.numbers == {"my_number": 2.0} and config.inner_epochs == 1
         for name, message in (
             ("my_rows:NO_ROW", "variant 'my_rows:NO_ROW' is a int; it must be a grpojax.Variant"),
             ("my_rows:NONE", "variant 'my_rows:NONE': module 'my_rows' has no 'NONE'; check the spelling"),
@@ -301,7 +307,7 @@ def test_a_variant_from_a_module_in_the_current_folder(tmp_path, monkeypatch):
             with pytest.raises(InputError, match=message):
                 get_variant(name)
     finally:
-        VARIANTS.pop("my-grpo", None)
+        VARIANTS.pop("my-row", None)
         sys.modules.pop("my_rows", None)
 
 
@@ -310,7 +316,11 @@ def lacking(ratio, advantages, no_such_array):
 
 
 def failing(ratio, advantages):
-    raise RuntimeError("boom")
+    raise RuntimeError("boom\nand more")
+
+
+def silent(ratio, advantages):
+    raise ValueError
 
 
 def defaulted(ratio, advantages, width=1.0):
@@ -329,6 +339,7 @@ def vector(values, mask, whole_mask):
         ("mine", {"numbers": {"my_number": 1.0, "other": 1.0}}, "variant 'mine' does not use other; leave it out"),
         ("mine", {"objective": defaulted, "numbers": {}}, "variant 'mine': parameter 'width' of the loss piece defaulted must be a plain one"),
         ("mine", {"objective": failing, "numbers": {}}, r"the loss of variant 'mine' cannot be computed \(RuntimeError: boom\); fix its pieces"),
+        ("mine", {"objective": silent, "numbers": {}}, r"the loss of variant 'mine' cannot be computed \(ValueError\); fix its pieces"),
         ("mine", {"reduction": vector}, r"the loss of variant 'mine' has shape \(2,\); its reduction must return one number"),
     ],
 )  # fmt: skip

@@ -10,10 +10,10 @@ SUPPORTED = ("qwen3", "qwen2")
 
 @dataclasses.dataclass(frozen=True)
 class QwenConfig:
-    """Everything the model is built from. Hashable, so it can be a static argument of a jitted function."""
+    """Everything the model is built from. Hashable, so that it can be a static argument of a jitted function."""
 
     model_type: str
-    vocab_size: int  # rows of the embedding; may exceed the tokenizer's size
+    vocab_size: int  # rows of the embedding; can exceed the tokenizer's size
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -24,11 +24,11 @@ class QwenConfig:
     rope_theta: float
     max_position_embeddings: int
     tie_word_embeddings: bool
-    qk_norm: bool  # RMS norm of each query and key head (Qwen3)
+    qk_norm: bool  # RMS norm over each query and key head (Qwen3)
     qkv_bias: bool  # Qwen2/2.5, or Qwen3 with attention_bias
     output_bias: bool  # Qwen3 with attention_bias
     eos_token_ids: tuple[int, ...]
-    compute_dtype: str = "float32"  # of products and activations; norms, RoPE and logits are float32 always
+    compute_dtype: str = "float32"  # of matrix products and activations; norms, RoPE and logits are always float32
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any], compute_dtype: str = "float32") -> "QwenConfig":
@@ -57,7 +57,7 @@ class QwenConfig:
             num_layers=raw["num_hidden_layers"],
             num_heads=heads,
             num_kv_heads=raw.get("num_key_value_heads") or heads,
-            # Qwen3-0.6B: hidden 1024, 16 heads, head_dim 128; the quotient is only Qwen2's rule.
+            # Qwen3-0.6B has hidden size 1024, 16 heads and head_dim 128; the quotient is only right for Qwen2.
             head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             rope_theta=_rope_theta(raw),
@@ -71,7 +71,7 @@ class QwenConfig:
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """The fields of a config.json that Hugging Face transformers reads as the same model."""
+        """The fields of a config.json that Hugging Face transformers reads as this model."""
         eos = list(self.eos_token_ids)
         return {
             "architectures": [{"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM"}[self.model_type]],
@@ -101,7 +101,7 @@ _REQUIRED = (
 
 
 def _rope_theta(raw: dict[str, Any]) -> float:
-    """`rope_theta`, or the newer `rope_parameters.rope_theta`; scaled variants of RoPE are refused."""
+    """`rope_theta`, or the newer `rope_parameters.rope_theta`; scaled RoPE is refused."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":

@@ -1,4 +1,4 @@
-"""Checkpoint tensors to a parameter tree and back: one table, and one report of everything that does not fit."""
+"""Checkpoint tensors to a parameter tree and back: one table of names, and one report of everything that does not fit."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from grpojax.qwen.model import Params, param_shapes
 
 Shape = tuple[int, ...]
 
-# Tree path, Hugging Face name, the book's name. All three hold arrays of the same shape, but the tree stacks the layers'.
-# Rows whose path a configuration does not have (biases, q/k norms, an untied head) do not apply to it.
+# Path in the tree, Hugging Face name, the book's name. The arrays have the same shape, except that the tree stacks layers.
+# A row whose path a configuration does not have (biases, q/k norms, an untied head) does not apply to it.
 _TABLE = (
     ("embed/embedding", "model.embed_tokens.weight", "tok_emb.weight"),
     ("norm/scale", "model.norm.weight", "final_norm.scale"),
@@ -41,7 +41,7 @@ _LAYER_TABLE = (
 )
 _NAMINGS = {"huggingface": 1, "book": 2}  # columns of the tables
 
-_NAMED_AT_MOST = 12  # tensors of each sort in an error; the counts are always complete
+_NAMED_AT_MOST = 12  # tensors of each kind in an error; the counts are always complete
 
 
 class Stored(NamedTuple):
@@ -56,11 +56,11 @@ class Row(NamedTuple):
 
     path: str
     shape: Shape
-    layer: int | None = None  # its place in the first axis of the tree's array
+    layer: int | None = None  # its index in the first axis of the tree's array
 
 
 def conversion_table(config: QwenConfig, naming: str = "huggingface") -> dict[str, Row]:
-    """Source tensor name -> where it goes, for every array of the model exactly once."""
+    """Source tensor name -> where it goes; every array of the model once."""
     column = _NAMINGS[naming]
     shapes = tree_shapes(param_shapes(config))
     rows = {entry[column]: Row(entry[0], shapes[entry[0]]) for entry in _TABLE if entry[0] in shapes}
@@ -78,12 +78,12 @@ def tree_from_tensors(
     """Builds the parameter tree, one array at a time.
 
     Args:
-      stored: every tensor of the checkpoint. A tied checkpoint may hold a head; it is not used, the embedding is.
+      stored: every tensor of the checkpoint. If a tied checkpoint has a head, it is ignored.
       dtype: of the parameters; None keeps each tensor's own.
-      where: names the checkpoint in errors.
+      where: the checkpoint, for error messages.
 
     Raises:
-      InputError: naming all tensors that are missing, unknown or misshapen, or all with values that are not finite.
+      InputError: names all tensors that are missing, unknown or misshapen, or all with values that are not finite.
     """
     rows = conversion_table(config, naming)
     expected = {name: row.shape for name, row in rows.items()}
@@ -105,7 +105,7 @@ def place_tree(arrays: Params, dtype: str | None, where: str) -> Params:
     """A tree of host arrays as parameters in `dtype` (None: each array's own).
 
     Raises:
-      InputError: naming all arrays with values that are not finite.
+      InputError: names all arrays with values that are not finite.
     """
     return _finite_tree({path: _place(array, dtype) for path, array in named_leaves(arrays).items()}, where)
 
@@ -123,7 +123,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 
 def tree_shapes(tree: Any) -> dict[str, Shape]:
-    """`a/b/c` -> shape, for each array (or description of one) of a tree."""
+    """`a/b/c` -> shape, for each array or ShapeDtypeStruct of a tree."""
     return {name: tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
 
 
@@ -139,15 +139,15 @@ def check_tensors(expected: Mapping[str, Shape], found: Mapping[str, Shape], whe
         ],
     }
     if any(complaints.values()):
-        listed = "; ".join(f"{len(names)} {sort} ({_some(names)})" for sort, names in complaints.items() if names)
+        listed = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in complaints.items() if names)
         raise InputError(
             f"the tensors of {where} do not fit its configuration: {listed}; use weights and config.json of one model."
         )
 
 
 def _place(array: np.ndarray, dtype: str | None) -> tuple[Array, bool]:
-    """The array as the tree holds it, and whether all of it is finite."""
-    array = array.astype(dtype or array.dtype)  # a copy: what was read may be a view of a file
+    """The array for the tree, and whether all its values are finite."""
+    array = array.astype(dtype or array.dtype)  # a copy, because the array can be a view of a file
     return jnp.asarray(array), bool(np.isfinite(array).all())
 
 
@@ -156,7 +156,7 @@ def _finite_tree(placed: Mapping[str, tuple[Array, bool]], where: str) -> Params
     bad = [path for path, (_, finite) in placed.items() if not finite]
     if bad:
         raise InputError(
-            f"{where} holds NaN or infinite values in {len(bad)} tensors ({_some(bad)}); it is damaged, fetch it again."
+            f"{where} holds NaN or infinite values in {len(bad)} tensors ({_some(bad)}); it is damaged, download it again."
         )
     tree: Params = {}
     for path, (array, _) in placed.items():

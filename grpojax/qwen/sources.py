@@ -1,4 +1,4 @@
-"""From what a user calls a model to the folder or file that holds it."""
+"""From a model's name to its folder or file."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def model_files(source: str | Path) -> Path:
         `tiny-reasoning`; a hub name `org/name`, or its short form such as `qwen3-0.6b-base`.
 
     Raises:
-      InputError: there is no such model here, and it could not be fetched.
+      InputError: there is no such model, or it could not be downloaded.
     """
     path = Path(source).expanduser()
     if (path / "checkpoints").is_dir():
@@ -53,41 +53,41 @@ def model_files(source: str | Path) -> Path:
 
 
 def newest_checkpoint(run: Path) -> Path:
-    """The step folder with the greatest number in a run's checkpoints/; unfinished ones do not count."""
+    """The last complete checkpoint in a run's checkpoints/."""
     steps = [folder for folder in (run / "checkpoints").iterdir() if folder.name.isdigit() and _is_checkpoint(folder)]
     if not steps:
-        raise InputError(f"the run {run} holds no complete checkpoint; train it up to its first one, or name another.")
+        raise InputError(f"the run {run} has no complete checkpoint yet; train until its first one, or name another model.")
     return max(steps, key=lambda folder: int(folder.name))
 
 
 def safetensors_files(folder: Path) -> dict[Path, list[str] | None]:
-    """The weight files of a Hugging Face folder, each with the tensors to take from it (None: all).
+    """The weight files of a Hugging Face folder, each with the tensors to read from it (None: all).
 
-    An index is the list of record: other files beside it do not count.
+    If there is an index, only the files it names count.
 
     Raises:
-      InputError: there are no weights, or the index is damaged or names a file that is not there.
+      InputError: there are no weights, or the index is damaged or names a missing file.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            places = json.loads(index.read_text("utf-8"))["weight_map"]
+            weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{index} is damaged ({error}); fetch it again.") from error
-        files: dict[Path, list[str] | None] = {folder / file: [] for file in places.values()}
-        for tensor, file in places.items():
+            raise InputError(f"{index} is damaged ({error}); download it again.") from error
+        files: dict[Path, list[str] | None] = {folder / file: [] for file in weight_map.values()}
+        for tensor, file in weight_map.items():
             files[folder / file].append(tensor)
         absent = sorted(file.name for file in files if not file.is_file())
         if absent:
-            raise InputError(f"{index} names {', '.join(absent)}, which is not there; fetch the missing file.")
+            raise InputError(f"{index} names {', '.join(absent)}, which is missing; download it too.")
         return files
     if (folder / "model.safetensors").is_file():
         return {folder / "model.safetensors": None}
-    raise InputError(f"{folder} holds no weights; expected model.safetensors, or an index with its files, or params/.")
+    raise InputError(f"{folder} has no weights; expected model.safetensors, an index with its files, or params/.")
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says, or its name where it says nothing."""
+    """The first line of an error's message, or its type if there is none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -107,8 +107,8 @@ def _embedded_folder(name: str) -> Path:
 
 
 def _hub_folder(name: str) -> Path:
-    """A snapshot of a hub repository: from the disk without any request where it is complete, else downloaded."""
-    # Imported here, because it takes long and most runs do not need it.
+    """A snapshot of a hub repository: from the cache, without any request, if it is complete; otherwise downloaded."""
+    # Imported here because it is slow and most runs do not need it.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -116,7 +116,7 @@ def _hub_folder(name: str) -> Path:
         cached = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
         if _is_complete(cached):
             return cached
-    except (OSError, ValueError):  # not there, only in part, or no name of a repository
+    except (OSError, ValueError):  # missing, incomplete, or not the name of a repository
         pass
     try:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
@@ -126,10 +126,10 @@ def _hub_folder(name: str) -> Path:
             f"there is no folder {name!r}, and the hub has no such model that you may read; check the name, or log in "
             f"with `hf auth login` where it asks for an agreement.{hint}"
         ) from error
-    except Exception as error:  # of the hub, the network or the disk: the way out is the same
+    except Exception as error:  # hub, network or disk: the remedy is the same
         raise _unavailable(name, constants.HF_HUB_CACHE, first_line(error)) from error
-    if not _is_complete(folder):  # without a network the hub's client settles for what an earlier download left
-        raise _unavailable(name, constants.HF_HUB_CACHE, "only a part of the model came")
+    if not _is_complete(folder):  # without a network the hub's client accepts an incomplete snapshot
+        raise _unavailable(name, constants.HF_HUB_CACHE, "the download is incomplete")
     _check_hashes(folder)
     return folder
 
@@ -150,7 +150,10 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _check_hashes(folder: Path) -> None:
-    """The cache names large files by their SHA-256; one with other bytes is removed, so that it is fetched again."""
+    """Removes a file whose SHA-256 is not the one in its name in the cache, so that it is downloaded again.
+
+    Of a plain HTTP download huggingface_hub compares the size, not the content.
+    """
     for link in folder.glob("*.safetensors"):
         blob = link.resolve()
         if not re.fullmatch("[0-9a-f]{64}", blob.name):
@@ -160,4 +163,4 @@ def _check_hashes(folder: Path) -> None:
         if digest != blob.name:
             link.unlink()
             blob.unlink()
-            raise InputError(f"{link.name} arrived damaged and was removed; run the command again to fetch it anew.")
+            raise InputError(f"{link.name} was damaged by the download and removed; run the command again to download it.")

@@ -1,4 +1,4 @@
-"""Policies in and out: Hugging Face folders, Orbax checkpoints and the book's .pth files."""
+"""Loading and saving policies: Hugging Face folders, Orbax checkpoints and the book's .pth files."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ from grpojax.qwen.tokenizer import Tokenizer, load_tokenizer
 DTYPES = ("float32", "bfloat16")
 FORMATS = ("orbax", "huggingface")
 
-# The book's .pth files hold no configuration; this is its Qwen3-0.6B, with the head it keeps apart.
+# The book's .pth files have no configuration; this is its Qwen3-0.6B, with a separate head.
 _BOOK_CONFIG = {
     "model_type": "qwen3",
     "vocab_size": 151936,
@@ -55,18 +55,17 @@ _BOOK_CONFIG = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """A language model: its structure, its parameters and, where the checkpoint has one, its tokenizer."""
+    """A language model: its structure, its parameters and, if the checkpoint has one, its tokenizer."""
 
     config: QwenConfig
     params: Params
     tokenizer: Tokenizer | None = None
 
     def apply(self, params: Params, tokens: Array) -> Array:
-        """[B, T] ids -> [B, T, V] float32 logits. Padding belongs on the right.
+        """[B, T] ids -> [B, T, V] float32 logits. Padding must be on the right.
 
         Raises:
-          InputError: an id is outside the vocabulary, or the shape is another. Under `jit` ids are not known yet and go
-            unchecked.
+          InputError: an id is outside the vocabulary, or the shape is wrong. Under `jit` ids cannot be checked.
         """
         if np.ndim(tokens) != 2:
             raise InputError(f"tokens have shape {np.shape(tokens)}; give [sequences, length], such as tokens[None].")
@@ -91,14 +90,14 @@ def load_policy(
     """Loads a model.
 
     Args:
-      source: a Hugging Face or Orbax folder, a run folder, a .pth file, a hub or embedded name; see `model_files`.
+      source: a Hugging Face or Orbax folder, a run folder, a .pth file, a hub name or an embedded model; see `model_files`.
       dtype: of the parameters, "float32" or "bfloat16"; None keeps the checkpoint's.
-      kind: "base" or "reasoning", for the tokenizer; without it the checkpoint's end-of-text ids decide.
-      compute_dtype: of products and activations; without it that of the parameters.
-      untie: give a tied model a head of its own that starts as a copy of the embedding, as the book has it.
+      kind: "base" or "reasoning", for the tokenizer; None: by the checkpoint's stop ids.
+      compute_dtype: of matrix products and activations; None: that of the parameters.
+      untie: give a tied model a separate head that starts as a copy of the embedding, as in the book.
 
     Raises:
-      InputError: the model is unknown, incomplete, damaged, or of a kind that is not supported.
+      InputError: the model is unknown, incomplete, damaged or not supported.
     """
     for value in (dtype, compute_dtype):
         if value is not None and value not in DTYPES:
@@ -121,7 +120,7 @@ def load_policy(
 
 
 def save_policy(policy: Policy, path: str | Path) -> None:
-    """Writes a Hugging Face folder, which transformers loads with the same logits.
+    """Writes a Hugging Face folder that transformers loads with the same logits.
 
     Raises:
       InputError: `path` exists and is not an empty folder.
@@ -143,11 +142,11 @@ def save_orbax(policy: Policy, path: str | Path) -> None:
 
 
 def write_orbax(policy: Policy, folder: Path) -> None:
-    """Writes config.json, the tokenizer and params/ into an existing folder, and waits until all is on disk."""
-    import orbax.checkpoint as ocp  # here: it takes half a second
+    """Writes config.json, the tokenizer and params/ into an existing folder, and waits until Orbax has finished."""
+    import orbax.checkpoint as ocp  # here because the import takes half a second
 
     _write_descriptions(policy, folder)
-    # Uncompressed: a bfloat16 checkpoint takes a third more room and little more than half the time to read back.
+    # Uncompressed: a bfloat16 checkpoint is a third larger and loads in little more than half the time.
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as checkpointer:
         checkpointer.save(folder.absolute() / "params", args=ocp.args.PyTreeSave(policy.params))
 
@@ -168,7 +167,7 @@ def convert_checkpoint(
 
 
 def read_config(folder: Path) -> QwenConfig:
-    """The structure in a folder's config.json, with the end-of-text ids of generation_config.json too."""
+    """The structure in a folder's config.json, with the stop ids of generation_config.json added."""
     raw = _read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     values = [raw.get("eos_token_id"), _read_json(generation).get("eos_token_id") if generation.is_file() else None]
@@ -178,7 +177,7 @@ def read_config(folder: Path) -> QwenConfig:
 
 def _read_folder(folder: Path, dtype: str | None, kind: str | None) -> tuple[QwenConfig, Params, Tokenizer | None]:
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} is no model folder, it holds no config.json; give that of a checkpoint or a run.")
+        raise InputError(f"{folder} is not a model folder, because it has no config.json; give the folder of a checkpoint or a run.")
     config = read_config(folder)
     has_tokenizer = (folder / "tokenizer.json").is_file()
     tokenizer = load_tokenizer(folder, kind, config.eos_token_ids) if has_tokenizer else None
@@ -193,7 +192,7 @@ def _read_safetensors(folder: Path, config: QwenConfig, dtype: str | None) -> Pa
             try:
                 file = stack.enter_context(safetensors.safe_open(path, framework="np"))
             except (safetensors.SafetensorError, OSError) as error:
-                raise InputError(f"{path} is damaged or incomplete ({error}); fetch it again.") from error
+                raise InputError(f"{path} is damaged or incomplete ({error}); download it again.") from error
             for name in file.keys():
                 if wanted is None or name in wanted:
                     shape = tuple(file.get_slice(name).get_shape())
@@ -202,19 +201,19 @@ def _read_safetensors(folder: Path, config: QwenConfig, dtype: str | None) -> Pa
 
 
 def _read_orbax(folder: Path, config: QwenConfig, dtype: str | None) -> Params:
-    import orbax.checkpoint as ocp  # here: it takes half a second
+    import orbax.checkpoint as ocp  # here because the import takes half a second
 
     path = folder.absolute() / "params"
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
         try:
             stored = checkpointer.metadata(path).item_metadata.tree
             check_tensors(tree_shapes(param_shapes(config)), tree_shapes(stored), str(path))
-            # To host arrays: Orbax takes twice as long to make device arrays.
+            # To host arrays, because Orbax takes twice as long for device arrays.
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), stored)
             arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(item=stored, restore_args=as_numpy))
         except InputError:
             raise
-        except Exception as error:  # Orbax and its storage raise many sorts
+        except Exception as error:  # Orbax and its storage raise many types
             raise InputError(f"{path} is damaged or incomplete ({first_line(error)}); write it again.") from error
     return place_tree(arrays, dtype, str(path))
 
@@ -223,13 +222,13 @@ def _read_book_file(path: Path, dtype: str | None, kind: str | None) -> tuple[Qw
     if path.suffix != ".pth":
         raise InputError(f"{path} is neither a folder nor a .pth file; give the folder of the checkpoint.")
     try:
-        import torch  # the only reader of its own format
+        import torch  # nothing else reads its format
     except ImportError as error:
         raise InputError(f"{path} needs PyTorch; `pip install torch`, or give a Hugging Face folder.") from error
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # zip, pickle and file errors of many sorts
-        raise InputError(f"{path} is damaged or no state dict ({first_line(error)}); fetch it again.") from error
+    except Exception as error:  # zip, pickle and file errors of many types
+        raise InputError(f"{path} is damaged or not a state dict ({first_line(error)}); download it again.") from error
 
     def read(name: str) -> np.ndarray:
         tensor = tensors[name]
@@ -244,19 +243,19 @@ def _read_book_file(path: Path, dtype: str | None, kind: str | None) -> tuple[Qw
 
 
 def _book_tokenizer(folder: Path, kind: str | None) -> Tokenizer | None:
-    """tokenizer-base.json or tokenizer-reasoning.json, whichever `kind` asks for, or a tokenizer.json."""
+    """tokenizer-base.json or tokenizer-reasoning.json, by `kind`, or else tokenizer.json."""
     for file in (folder / f"tokenizer-{kind}.json", folder / "tokenizer.json"):
         if file.is_file():
             return load_tokenizer(file, kind)
     if kind is None and any(folder.glob("tokenizer-*.json")):
         raise InputError(
-            f"a .pth file does not tell which tokenizer of {folder} it needs; give kind='base' or 'reasoning'."
+            f"a .pth file does not show which tokenizer of {folder} it needs; choose with kind='base' or 'reasoning' (--tokenizer-kind)."
         )
     return None
 
 
 def _write_descriptions(policy: Policy, folder: Path) -> None:
-    """config.json, generation_config.json and the tokenizer, all with the same stop ids."""
+    """Writes config.json, generation_config.json and the tokenizer, all with the same stop ids."""
     config, tokenizer = policy.config, policy.tokenizer
     dtype = str(policy.params["embed"]["embedding"].dtype)
     _write_json(folder / "config.json", config.to_hf() | {"torch_dtype": dtype})
@@ -269,12 +268,12 @@ def _write_descriptions(policy: Policy, folder: Path) -> None:
 
 def _check_unused(path: Path) -> None:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise InputError(f"{path} exists already; name a new folder, nothing is overwritten.")
+        raise InputError(f"{path} already exists; name a new folder, because nothing is overwritten.")
 
 
 @contextlib.contextmanager
 def _written_aside(path: Path) -> Iterator[Path]:
-    """A folder beside `path` that takes its name once all is written, and is removed when writing fails."""
+    """A folder beside `path` that is renamed to it when all is written, and removed if writing fails."""
     _check_unused(path)
     aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}"
     aside.mkdir(parents=True)
@@ -290,9 +289,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise InputError(f"{path} is not valid JSON ({error}); fetch it again.") from error
+        raise InputError(f"{path} is not valid JSON ({error}); download it again.") from error
     if not isinstance(raw, dict):
-        raise InputError(f"{path} holds no JSON object; fetch it again.")
+        raise InputError(f"{path} is not a JSON object; download it again.")
     return raw
 
 

@@ -29,7 +29,7 @@ PARTIAL = ".partial"  # suffix of an unfinished checkpoint; the next save remove
 
 def save_checkpoint(folder: Path, policy: Policy, state: TrainState) -> Path:
     """Writes `folder/<step>`; an existing complete one is left as it is. Returns it."""
-    import orbax.checkpoint as ocp  # here: it takes half a second
+    import orbax.checkpoint as ocp  # here because the import takes half a second
 
     final = folder / str(state.step)
     if final.exists():
@@ -82,7 +82,7 @@ def load_checkpoint(
     Raises:
       InputError: if there is none, or a file of it is damaged.
     """
-    import orbax.checkpoint as ocp  # here: it takes half a second
+    import orbax.checkpoint as ocp  # here because the import takes half a second
 
     steps = checkpoint_steps(folder)
     if not steps:

@@ -89,7 +89,7 @@ def test_unknown_fallback():
     ],
 )
 def test_long_texts_take_linear_time(unit, hang_guard):
-    text = unit * (200_000 // len(unit))
+    text = unit * (50_000 // len(unit))
     with hang_guard():  # one quadratic pass takes longer
         extract_answer(text, fallback="last_number")
         extract_answer(r"\boxed{" + text, fallback="last_number")

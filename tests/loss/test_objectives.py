@@ -60,8 +60,13 @@ CLIPS = {
 def test_every_cell(clip):
     table, numbers = CLIPS[clip]
     ratio, advantages = (jnp.array(column) for column in zip(*table, strict=True))
-    value, clipped = clip(ratio, advantages, **numbers)
-    slope = jax.grad(lambda r: clip(r, advantages, **numbers)[0].sum())(ratio)
+
+    @jax.jit
+    def both(ratio):
+        slope = jax.grad(lambda r: clip(r, advantages, **numbers)[0].sum())(ratio)
+        return clip(ratio, advantages, **numbers), slope
+
+    (value, clipped), slope = both(ratio)
     want_value, want_slope, want_clipped = zip(*table.values(), strict=True)
     np.testing.assert_allclose(value, want_value, rtol=1e-6)
     np.testing.assert_allclose(slope, want_slope, rtol=1e-6)
@@ -74,7 +79,8 @@ def test_every_slope_by_log_prob(clip):
     table, numbers = CLIPS[clip]
     ratio, advantages = (jnp.array(column)[None] for column in zip(*table, strict=True))
     zeros, mask = jnp.zeros_like(ratio), jnp.ones_like(ratio)
-    slope = jax.grad(lambda new: clip(token_ratio(new, zeros, mask), advantages, **numbers)[0].sum())(jnp.log(ratio))
+    slope_of = jax.jit(jax.grad(lambda new: clip(token_ratio(new, zeros, mask), advantages, **numbers)[0].sum()))
+    slope = slope_of(jnp.log(ratio))
     want = [r * cell[1] for (r, _), cell in table.items()]
     np.testing.assert_allclose(slope, [want], rtol=1e-5)
 
@@ -100,6 +106,7 @@ def test_every_cell_of_cispo():
     mask, logps = jnp.ones_like(ratio), jnp.full_like(ratio, LOGP)
     old = logps - jnp.log(ratio)
 
+    @jax.jit
     def value(new):
         return cispo(token_ratio(new, old, mask), advantages, new, ratio_cap=CAP)[0]
 
@@ -128,6 +135,7 @@ def test_every_cell_of_sapo():
     ratio, advantages = (jnp.array(column)[None] for column in zip(*SAPO, strict=True))
     zeros, mask = jnp.zeros_like(ratio), jnp.ones_like(ratio)
 
+    @jax.jit
     def value(new):
         return sapo(token_ratio(new, zeros, mask), advantages, sapo_tau_pos=1.0, sapo_tau_neg=2.0)[0]
 

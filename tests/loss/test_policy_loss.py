@@ -225,10 +225,10 @@ def test_the_weight_of_the_kl_term_by_domain():
     cases = {("grpo", "k3", "token", False, False): 0.183940, ("kl", "k1", "sequence", False, False): 1.0}
     for case, want in cases.items():
         scale = np.float32([2, 0])
-        _, aux = policy_loss(kl_variant(case), NEW, OLD, REF, ADVANTAGES, MASK, kl_scale=scale)
+        (_, aux), _ = _compiled(kl_variant(case), NEW, OLD, REF, ADVANTAGES, MASK, kl_scale=scale)
         assert float(aux["kl_loss"]) == pytest.approx(want, abs=2e-6)
-    _, whole = policy_loss(kl_variant(case), NEW, OLD, REF, ADVANTAGES, MASK, kl_scale=np.ones(2, np.float32))
-    _, plain = policy_loss(kl_variant(case), NEW, OLD, REF, ADVANTAGES, MASK)
+    (_, whole), _ = _compiled(kl_variant(case), NEW, OLD, REF, ADVANTAGES, MASK, kl_scale=np.ones(2, np.float32))
+    (_, plain), _ = loss_and_gradient(kl_variant(case))
     assert float(whole["kl_loss"]) == float(plain["kl_loss"])
 
 
@@ -236,8 +236,7 @@ def test_the_weight_of_the_kl_term_by_domain():
 def test_compiled_equals_eager(name):
     variant = get_variant(name)
     (loss, aux), gradient = loss_and_gradient(variant)
-    both = jax.value_and_grad(policy_loss, argnums=1, has_aux=True)
-    (eager, eager_aux), eager_gradient = both(variant, NEW, OLD, REF, ADVANTAGES, MASK)
+    (eager, eager_aux), eager_gradient = _both(variant, NEW, OLD, REF, ADVANTAGES, MASK)
     np.testing.assert_allclose(loss, eager, rtol=1e-6)
     np.testing.assert_allclose(gradient, eager_gradient, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), aux, eager_aux)
@@ -250,7 +249,7 @@ def test_no_gradient_reaches_the_advantages():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_shares_of_micro_batches_add_up(name):
-    """Loss, gradient and metrics of 4 answers, one of them without a token, in 1, 2 and 4 parts."""
+    """Loss, gradient and metrics of 4 answers, one of them without a token, at once and one by one."""
     rng = np.random.default_rng(0)
     new = rng.normal(-1.5, 0.7, (4, 3)).astype(np.float32)
     old, ref, sampler = (new + rng.normal(0, 0.4, (4, 3)).astype(np.float32) for _ in range(3))
@@ -262,12 +261,11 @@ def test_shares_of_micro_batches_add_up(name):
         return _compiled(variant, *parts, whole_mask=jnp.asarray(mask), sampler_logps=sampler[rows], kl_scale=scale[rows])
 
     (loss, aux), gradient = share(np.arange(4))
-    for count in (2, 4):
-        shares = [share(rows) for rows in np.split(np.arange(4), count)]
-        np.testing.assert_allclose(sum(x[0][0] for x in shares), loss, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(np.concatenate([x[1] for x in shares]), gradient, rtol=1e-5, atol=1e-7)
-        for key, value in aux.items():
-            np.testing.assert_allclose(sum(x[0][1][key] for x in shares), value, rtol=1e-5, atol=1e-6, err_msg=key)
+    shares = [share(np.array([row])) for row in range(4)]
+    np.testing.assert_allclose(sum(x[0][0] for x in shares), loss, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([x[1] for x in shares]), gradient, rtol=1e-5, atol=1e-7)
+    for key, value in aux.items():
+        np.testing.assert_allclose(sum(x[0][1][key] for x in shares), value, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 ALL_NUMBERS = LOSSES | {
@@ -372,6 +370,12 @@ def test_a_parameter_with_a_default_is_an_error():
 
     loss = Loss(ratio=objectives.token_ratio, objective=objective, reduction=token_mean)
     with pytest.raises(ValueError, match="parameter 'clip_low' of the loss piece objective must be a plain one, without a default"):
+        policy_loss(loss, NEW, OLD, None, ADVANTAGES, MASK)
+
+
+def test_an_array_or_number_that_does_not_exist_is_an_error():
+    loss = Loss(objectives.token_ratio, lambda ratio, advantages, rewards: (ratio, ratio > 0), token_mean)
+    with pytest.raises(KeyError, match="rewards"):
         policy_loss(loss, NEW, OLD, None, ADVANTAGES, MASK)
 
 

@@ -126,7 +126,7 @@ def test_sequences_that_share_a_prefix_equal_whole_ones(tiny_config, family):
             rows.append(forward(config, params, tokens)[0, length:])
         return jnp.stack(rows)
 
-    np.testing.assert_allclose(shared(params), whole(params), atol=2e-5)
+    np.testing.assert_allclose(jax.jit(shared)(params), jax.jit(whole)(params), atol=2e-5)
     weights = jax.random.normal(jax.random.key(8), (6, 3, config.vocab_size))
     got, want = (jax.jit(jax.grad(lambda p, f=f: jnp.sum(weights * f(p))))(params) for f in (shared, whole))
     scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))

@@ -99,9 +99,9 @@ def test_errors(small_tokenizer, tmp_path):
     path = small_tokenizer(*SPECIAL)
     with pytest.raises(InputError, match="unknown tokenizer kind 'bass'; choose .* Did you mean 'base'"):
         load_tokenizer(path, "bass")
-    with pytest.raises(InputError, match="does not tell a base from a reasoning tokenizer; give kind="):
+    with pytest.raises(InputError, match="does not show whether it is a base or a reasoning tokenizer; choose with kind="):
         load_tokenizer(path)
-    with pytest.raises(InputError, match="there is no tokenizer file .*tokenizer.json"):
+    with pytest.raises(InputError, match="the tokenizer file .*tokenizer.json does not exist"):
         load_tokenizer(tmp_path, "base")
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "mod', "utf-8")
     with pytest.raises(InputError, match="tokenizer.json is damaged"):

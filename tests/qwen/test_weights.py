@@ -253,7 +253,7 @@ def test_an_absent_shard_is_named(tensors, checkpoint):
     folder = checkpoint()
     _shard(folder, tensors())
     (folder / "b.safetensors").unlink()
-    with pytest.raises(InputError, match="index.json names b.safetensors, which is not there"):
+    with pytest.raises(InputError, match="index.json names b.safetensors, which is missing"):
         load_policy(folder)
 
 
@@ -273,7 +273,7 @@ def test_damaged_files(checkpoint):
     content = file.read_bytes()
     for damaged in (content[:-100], content[:5], b"\xff" * 8 + content[8:]):
         file.write_bytes(damaged)
-        with pytest.raises(InputError, match="model.safetensors is damaged or incomplete .*; fetch it again"):
+        with pytest.raises(InputError, match="model.safetensors is damaged or incomplete .*; download it again"):
             load_policy(folder)
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(InputError, match="index.json is damaged"):
@@ -281,13 +281,13 @@ def test_damaged_files(checkpoint):
 
 
 def test_folders_that_are_no_models(checkpoint, tmp_path):
-    with pytest.raises(InputError, match="is no model folder, it holds no config.json"):
+    with pytest.raises(InputError, match="is not a model folder, because it has no config.json"):
         load_policy(tmp_path)
     folder = checkpoint()
     (folder / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="holds no weights; expected model.safetensors, or an index"):
+    with pytest.raises(InputError, match="has no weights; expected model.safetensors, an index"):
         load_policy(folder)
-    for text, message in (("{", "config.json is not valid JSON"), ("[]", "config.json holds no JSON object")):
+    for text, message in (("{", "config.json is not valid JSON"), ("[]", "config.json is not a JSON object")):
         (folder / "config.json").write_text(text)
         with pytest.raises(InputError, match=message):
             load_policy(folder)
@@ -343,7 +343,7 @@ def test_nothing_is_overwritten(tiny_config, tmp_path):
     (full / "mine.txt").write_text("x")
     file.write_text("x")
     for path in (full, file):
-        with pytest.raises(InputError, match="exists already; name a new folder"):
+        with pytest.raises(InputError, match="already exists; name a new folder"):
             save_policy(policy, path)
     save_policy(policy, empty)
     assert load_policy(empty).config == policy.config
@@ -406,7 +406,7 @@ def test_values_that_are_not_finite_are_refused_from_orbax(tiny_config, tmp_path
 def test_conversion_checks_its_words_before_reading(checkpoint, tmp_path):
     with pytest.raises(InputError, match="unknown checkpoint format 'orbex'; .* Did you mean 'orbax'"):
         convert_checkpoint(tmp_path / "none", tmp_path / "new", "orbex")
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         convert_checkpoint(tmp_path / "none", checkpoint(), "orbax")
 
 
@@ -428,7 +428,7 @@ def test_convert_script(checkpoint, tmp_path, capsys):
 def test_a_run_folder_means_its_newest_complete_checkpoint(orbax_folder, tmp_path):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    with pytest.raises(InputError, match="run holds no complete checkpoint"):
+    with pytest.raises(InputError, match="run has no complete checkpoint"):
         load_policy(run)
     for step in ("2", "10", "20"):
         shutil.copytree(orbax_folder, run / "checkpoints" / step)
@@ -521,7 +521,7 @@ def test_a_download_with_wrong_bytes_is_refused_and_removed(checkpoint, hub_cach
     content[middle : middle + 4] = b"\x00\x00\x00\x00"
     blob.write_bytes(bytes(content))
     _fake_download(monkeypatch, lambda name: snapshot)
-    with pytest.raises(InputError, match="model.safetensors arrived damaged and was removed; run the command again"):
+    with pytest.raises(InputError, match="model.safetensors was damaged by the download and removed; run the command again"):
         load_policy("org/model")
     assert not blob.exists() and not (snapshot / "model.safetensors").is_symlink()
 
@@ -574,7 +574,7 @@ def test_the_tokenizer_beside_the_books_file(book_file, small_tokenizer):
     for kind in ("base", "reasoning"):
         shutil.copy(small_tokenizer(*SPECIAL), path.with_name(f"tokenizer-{kind}.json"))
     assert load_policy(path, kind="reasoning").config.eos_token_ids == (2, 0)
-    with pytest.raises(InputError, match="does not tell which tokenizer .* it needs; give kind="):
+    with pytest.raises(InputError, match="does not show which tokenizer .* it needs; choose with kind="):
         load_policy(path)
 
 
@@ -587,7 +587,7 @@ def test_a_book_file_that_does_not_fit(book_file):
     with pytest.raises(InputError, match=r"1 missing \(out_head.weight\)"):
         load_policy(path)
     path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(InputError, match="is damaged or no state dict"):
+    with pytest.raises(InputError, match="is damaged or not a state dict"):
         load_policy(path)
 
 

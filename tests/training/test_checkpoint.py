@@ -201,10 +201,10 @@ def cut(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda step: (step / "config.json").unlink(), r"10 is no model folder, it holds no config\.json"),
+        (lambda step: (step / "config.json").unlink(), r"10 is not a model folder, because it has no config\.json"),
         (lambda step: (step / "config.json").write_text("{"), r"config\.json is not valid JSON"),
-        (lambda step: (step / "tokenizer.json").write_text("{"), r"tokenizer\.json is damaged or no tokenizer\.json"),
-        (lambda step: shutil.rmtree(step / "params"), r"10 holds no weights"),
+        (lambda step: (step / "tokenizer.json").write_text("{"), r"tokenizer\.json is damaged or not a tokenizer\.json"),
+        (lambda step: shutil.rmtree(step / "params"), r"10 has no weights"),
         (lambda step: cut(step / "params"), r"params is damaged or incomplete"),
         (lambda step: largest(step / "params").unlink(), r"params is damaged or incomplete"),
         (lambda step: (step / "params" / "_METADATA").unlink(), r"params is damaged or incomplete"),

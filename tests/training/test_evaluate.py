@@ -222,6 +222,7 @@ def test_the_batch_size_is_as_asked(scripted, tiny_policy):
 WARM = make_sampler(1.0)
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_batch_neighbours_or_number(tiny_policy):
     def texts(problems=PROBLEMS, samples=4, **changes):
         rows = rows_of(tiny_policy, problems, sampler=WARM, num_samples=samples, seed=3, **changes)

@@ -240,8 +240,8 @@ def test_no_copy_between_host_and_device_inside_the_loop(tiny_policy):
             run(np.zeros(prompts.shape, np.int32))
 
 
-@pytest.mark.parametrize(("prompts", "size"), [(1, 1), (1, 8), (3, 1), (3, 4)])
-@pytest.mark.parametrize("tied", [True, False])
+# One row, rows of one prompt, and groups; the head tied or not.
+@pytest.mark.parametrize(("prompts", "size", "tied"), [(1, 1, True), (1, 8, False), (3, 4, True)])
 def test_bfloat16_has_every_product_it_needs(prompts, size, tied):
     """XLA's CPU backend lacks some bfloat16 products; whatever the number of rows, log-probs come near float32's."""
     config = dataclasses.replace(TINY, tie_word_embeddings=tied, compute_dtype="bfloat16")
@@ -250,7 +250,7 @@ def test_bfloat16_has_every_product_it_needs(prompts, size, tied):
     half = Policy(config, params, tokenizer(stop_ids=(), size=20))
     drawn = make_rollouts(half, params, PROMPTS[:prompts], jax.random.key(1), make_sampler(1.0), size, 3)
     exact = Policy(dataclasses.replace(config, compute_dtype="float32"), params)
-    for row, answer in enumerate(drawn.answers):
+    for row, answer in list(enumerate(drawn.answers))[:: max(1, size // 2)]:
         prompt = PROMPTS[row // size]
         tokens = np.array([[*prompt, *answer]])
         want = token_logps(exact.apply(params, tokens), tokens)[0, len(prompt) - 1 :]

@@ -32,18 +32,20 @@ def alone(policy, prompt, key, sampler=WARM, num_samples=1, max_new_tokens=12):
     return [got.answer_ids(row) for row in range(num_samples)], got.truncated.tolist()
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def expected(request, tiny):
-    return request.param, [
-        alone(tiny, prompt, key, num_samples=request.param)
-        for prompt, key in zip(PROMPTS, keys_of(len(PROMPTS)), strict=True)
-    ]
+@pytest.fixture(scope="module")
+def expected(tiny):
+    """By number of samples: the answers to each prompt by itself."""
+    keys = keys_of(len(PROMPTS))
+    return {
+        samples: [alone(tiny, prompt, key, num_samples=samples) for prompt, key in zip(PROMPTS, keys, strict=True)]
+        for samples in (1, 3)
+    }
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 5, 7, 64])
-def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, slots):
+@pytest.mark.parametrize(("slots", "samples"), [(3, 1), (64, 3), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (5, 3)))])
+def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, slots, samples):
     """Whatever the number of slots, with prompts of two buckets and answers that end early and late."""
-    samples, each = expected
+    each = expected[samples]
     got = streamed(tiny, num_samples=samples, slots=slots)
     assert sorted(answered.prompt for answered in got) == list(range(len(PROMPTS)))
     for answered in got:
@@ -66,7 +68,7 @@ def test_greedy_answers(tiny):
 
 
 def test_what_is_skipped_changes_nothing_for_the_others(tiny, expected):
-    samples, each = expected
+    samples, each = 1, expected[1]
     for skip in ({0}, {3, 6}, {1, 2, 3, 4, 5}):
         got = streamed(tiny, num_samples=samples, skip=skip)
         assert {answered.prompt: (answered.answers, answered.truncated) for answered in got} == {
@@ -150,6 +152,7 @@ def test_programs_are_compiled_once():
     assert (stream.admit._cache_size(), stream.decode._cache_size(), stream._empty._cache_size()) == before
 
 
+@pytest.mark.slow
 def test_bfloat16(tiny):
     """The cache takes the dtype of the computation."""
     half = dataclasses.replace(tiny, config=dataclasses.replace(TINY, compute_dtype="bfloat16"))

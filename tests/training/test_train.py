@@ -443,6 +443,7 @@ def test_a_run_has_two_shapes_at_most(lengths, budget, shapes):
     assert [tuple(shape) for shape in batch_shapes(lengths, budget)] == shapes
 
 
+@pytest.mark.slow
 def test_prompts_of_20_to_400_tokens_compile_every_program_twice_at_most(tiny_policy, every_other_grader):
     """As on MATH: most prompts are short, a few are long, and no two steps are alike."""
     policy = dataclasses.replace(tiny_policy, config=dataclasses.replace(tiny_policy.config, max_position_embeddings=1024))

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fakes import whole_sequences
+from fakes import LOSSES, whole_sequences
 
-from grpojax import VARIANTS, get_variant, group_advantages
+from grpojax import get_variant, group_advantages
 from grpojax.loss.logprobs import token_logps
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import param_shapes
@@ -221,6 +221,7 @@ class TestUpdate:
         score(FLAT, random_params(FLAT, 5), batch)
         assert (update._cache_size(), score._cache_size()) == before
 
+    @pytest.mark.slow
     def test_low_precision_weights_get_float32_gradients(self, batch):
         """Those of float32 weights of the same values, not rounded, for one micro-batch and for the sum of four."""
         half = random_params(TINY, dtype=jnp.bfloat16)
@@ -231,6 +232,7 @@ class TestUpdate:
             got = gradient(half, batch, size)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
+    @pytest.mark.slow
     def test_recomputed_activations_give_equal_gradients(self, batch, monkeypatch):
         params = random_params(TINY)
 
@@ -247,10 +249,9 @@ class TestUpdate:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
-@pytest.mark.parametrize("micro_batch", [8, 4, 2, 1])
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS])
+@pytest.mark.parametrize(("prompts", "micro_batch"), [(PROMPTS[:1], 8), (PROMPTS, 4), pytest.param(PROMPTS, 1, marks=pytest.mark.slow)])
 def test_a_shared_prompt_equals_a_prompt_of_its_own_for_each_answer(prompts, micro_batch):
-    """Log-probs, loss and gradient of eight answers, for every size of micro-batch."""
+    """Log-probs, loss and gradient of eight answers, in one, two and eight micro-batches."""
     params = random_params(TINY)
     share = 8 // len(prompts)
     advantages = np.linspace(-1, 1, 8).reshape(len(prompts), share)
@@ -318,7 +319,7 @@ class TestOptimizer:
 REWARDED = 4
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", LOSSES)
 def test_a_rewarded_token_becomes_likelier(name):
     """20 updates, 8 answers of up to 4 tokens each, reward: the share of token 4 in the answer."""
     variant = get_variant(name)

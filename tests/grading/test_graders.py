@@ -85,7 +85,7 @@ def test_the_verdicts_of_the_reference():
         (r"\left( 3, \dfrac{\pi}{2} \right)", r"( 3, (\pi)/(2) )"),
         (r"90^{\circ}", "90"),
         (r"\text{East}", "east"),
-        (r"\text{a} and \text{b}", r"a and \textb"),  # the last brace closes the first \\text
+        (r"\text{a} and \text{b}", r"a and \textb"),  # the last brace closes the first \text
         (r"x \text{ cm}", r"x \text cm"),
         ("x² ⁺ 1", "x**2 + 1"),
         (r"\sqrt{x} + \sqrt 2", "sqrt(x) + sqrt(2)"),

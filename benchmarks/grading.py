@@ -1,12 +1,12 @@
 """How good and how fast are the graders?
 
     python benchmarks/grading.py                      labelled pairs of tests/answers/, and answers per second
-    python benchmarks/grading.py --outputs FILE.jsonl what the graders say of a model's answers, and where they differ
-    python benchmarks/grading.py --golds FILE...      whether right answers equal themselves, and how many are read
+    python benchmarks/grading.py --outputs FILE.jsonl the verdicts on a model's answers, and where the graders differ
+    python benchmarks/grading.py --golds FILE...      whether right answers equal themselves, and which cannot be read
 
-`--outputs` takes rows with "gold" and one of "extracted", "answer" and "text" (in which the last box is the answer), as
-an evaluation writes them. `--golds` takes .json or .jsonl rows with "answer", of which what follows #### counts.
-math-verify is left out where it is not installed.
+`--outputs` takes rows with "gold" and one of "extracted", "answer" and "text" (whose last box is the answer), as an
+evaluation writes them. `--golds` takes .json or .jsonl rows with "answer", of which only the part after #### counts.
+math-verify is skipped if it is not installed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def verdicts_of(name: str, pairs: list[tuple[str, str]]) -> tuple[list[bool], int]:
-    """The verdicts of a grader, and how many it gave up."""
+    """The verdicts of a grader, and how many pairs hit a limit."""
     grader = Grader(name)
     verdicts = grader.grade_many(pairs)
     grader.close()
@@ -46,16 +46,16 @@ def report_corpus(show_all: bool) -> None:
     rows = [row for path in sorted(ANSWERS.glob("*.jsonl")) if path.stem != "hostile" for row in rows_of(path)]
     same = sum(row["verdict"] == "same" for row in rows)
     print(f"{len(rows)} labelled pairs: {same} the same, {len(rows) - same} different\n")
-    print("| grader | called different, are the same | called the same, are different | given up |")
+    print("| grader | missed: the same, graded as different | accepted: different, graded as the same | hit a limit |")
     print("| --- | --- | --- | --- |")
     wrong = {}
     for name in NAMES:
-        verdicts, given_up = verdicts_of(name, [(row["answer"], row["gold"]) for row in rows])
+        verdicts, at_limit = verdicts_of(name, [(row["answer"], row["gold"]) for row in rows])
         wrong[name] = [
             row for row, verdict in zip(rows, verdicts, strict=True) if verdict != (row["verdict"] == "same")
         ]
         missed = sum(row["verdict"] == "same" for row in wrong[name])
-        print(f"| {name} | {missed} | {len(wrong[name]) - missed} | {given_up} |")
+        print(f"| {name} | {missed} | {len(wrong[name]) - missed} | {at_limit} |")
     print("\nWrong verdicts by kind, as missed + accepted:\n")
     print(f"| kind | pairs | {' | '.join(NAMES)} |\n|{' --- |' * (len(NAMES) + 2)}")
     for kind, pairs in sorted(collections.Counter(row["kind"] for row in rows).items()):
@@ -114,9 +114,9 @@ def ordinary_pairs(count: int, group: int, seed: int = 0) -> list[tuple[str, str
 
 
 def report_speed() -> None:
-    """Cold: no pair and no right answer seen before. The workers are up."""
+    """Cold: no pair and no right answer was seen before, the workers are running. Warm: the same batch again."""
     print(
-        "\n| answers for one gold | pairs | distinct | take sympy | cold, pairs/s | warm, pairs/s |\n|" + " --- |" * 6
+        "\n| answers per gold | pairs | distinct | take sympy | cold, pairs/s | warm, pairs/s |\n|" + " --- |" * 6
     )
     for group in (8, 1):
         pairs = ordinary_pairs(10_000, group)
@@ -145,11 +145,11 @@ def report_outputs(path: Path) -> None:
     print(f"{len(pairs)} answers, {sum(not answer for answer, _ in pairs)} of them empty\n")
     verdicts = {}
     for name in NAMES:
-        verdicts[name], given_up = verdicts_of(name, pairs)
-        print(f"{name}: {sum(verdicts[name])} right, {given_up} given up")
+        verdicts[name], at_limit = verdicts_of(name, pairs)
+        print(f"{name}: {sum(verdicts[name])} right, {at_limit} hit a limit")
     print(f"\nWhere they differ:\n\n| answer | gold | {' | '.join(NAMES)} |\n|{' --- |' * (len(NAMES) + 2)}")
-    for place, (answer, gold) in enumerate(pairs):
-        said = [verdicts[name][place] for name in NAMES]
+    for index, (answer, gold) in enumerate(pairs):
+        said = [verdicts[name][index] for name in NAMES]
         if len(set(said)) > 1:
             print(f"| `{answer[:80]}` | `{gold}` | {' | '.join('right' if one else 'wrong' for one in said)} |")
 
@@ -168,9 +168,7 @@ def report_golds(paths: list[Path]) -> None:
         spaced = sum(
             grader.grade_many([(f"$ {gold.replace('{', '{ ').replace('=', ' = ')} $", gold) for gold in golds])
         )
-        print(
-            f"{path.name}: {itself} of {len(golds)} equal themselves, {spaced} and if spaced; not read: {unread}"
-        )
+        print(f"{path.name}: {itself} of {len(golds)} equal themselves, {spaced} with other spacing; unreadable: {unread}")
         grader.close()
 
 

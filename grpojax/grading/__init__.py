@@ -1,7 +1,7 @@
 """Answer grading: strings in, True or False out. In reading order:
 
 answers      find the answer in a text, and bring it to a normal form
-units        units behind a number
+units        units after a number
 latex        read a normal form into a tree, by a closed grammar
 fold         rational arithmetic on a tree
 equality     rules by which two trees are the same answer

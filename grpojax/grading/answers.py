@@ -20,8 +20,8 @@ _NUMBER = re.compile(
 def extract_answer(text: str, fallback: str | None = None) -> str:
     r"""The content of the last complete `\boxed{...}` of a text, or "".
 
-    Braces nest and escaped ones (`\{`) do not count; of nested boxes the inner one is the last. A box that is never closed
-    does not count, nor does `\boxed 7`: in `\boxed 12` TeX would frame one digit, which is not what its writer means.
+    Braces nest and escaped ones (`\{`) do not count; of nested boxes the inner one is the last. A box that is never
+    closed does not count, nor does `\boxed 7`: in `\boxed 12` TeX would frame one digit, which is not what its writer means.
 
     Args:
       text: the generated text, without the prompt, which may contain a box.
@@ -104,7 +104,7 @@ _REWRITTEN = [
     (re.compile(r"(?<=\d)(?:\{,\}|,\s*\\[!,;:])\s*(?=\d{3})"), ""),  # a comma of thousands
     (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
     (re.compile(rf"{_START}(\d+\.\d*|\.\d+|\d+(?=[eE]\d))[eE]([-+]?\d+)(?!\.?\d)"), r"\1*10^{\2}"),  # 1.5e-3, 1e3
-    (re.compile(rf"{_START}(\d+)[eE]([-+]\d+)(?!\.?\d|[A-Za-z^(]|\\(?!text|mbox|mathrm)[A-Za-z])"), r"\1*10^{\2}"),  # 2e-1
+    (re.compile(rf"{_START}(\d+)[eE]([-+]\d+)(?!\.?\d|[A-Za-z^(]|\\(?!text|mbox|math)[a-z])"), r"\1*10^{\2}"),  # 2e-1
 ]
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]t|le|ge|ne|leq|geq|neq|leqslant|geqslant)(?![A-Za-z])")
 _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:aligned|align|equation|gathered|split)\*?\}")
@@ -126,7 +126,7 @@ def readings(text: str) -> list[str]:
 def canonical_answer(text: str) -> str:
     r"""The normal form of an answer, which is what the grader reads.
 
-    Spaces, sizes of brackets, dollar signs of TeX, thousands separators and the letter case inside `\text{}` are removed;
+    Spaces, bracket sizes, dollar signs of TeX, thousands separators and the letter case inside `\text{}` are removed;
     synonyms such as `\dfrac`, `\times` and unicode signs get one form, units become `\unit{...}`. Braces stay.
 
     >>> canonical_answer(r"$\left( 1,\!000, 90^\circ \right)$"), canonical_answer(r"\dfrac{1}{2}x\times y")
@@ -153,7 +153,7 @@ def canonical_answer(text: str) -> str:
 
 
 def _joined(text: str) -> str:
-    """The tokens of a text, renamed and joined; a space stays only between two numbers or words that would run together."""
+    """The tokens of a text, renamed and joined; a space stays only between numbers or words that would run together."""
     parts: list[str] = [""]
     spaced = False
     inequality = _INEQUALITY.search(text) is not None

@@ -1,9 +1,9 @@
 r"""The verdicts of the reference's grader, without evaluating Python.
 
 The reference (book chapter 3; `grade_answer` in reasoning_from_scratch/ch03.py) rewrites an answer as a Python
-expression, gives it to sympy's parser, which evaluates it, and checks whether the simplified difference is zero. Here the
-rewriting is the same; of sympy's parser only the part that turns text into text is used; and the result is read as a
-syntax tree that can contain only numbers, letters, operators and the functions of `_FUNCTIONS`.
+expression, gives it to sympy's parser, which evaluates it, and checks whether the simplified difference is zero. Here
+the rewriting is the same; of sympy's parser only the part that turns text into text is used; and the result is read as
+a syntax tree that can contain only numbers, letters, operators and the functions of `_FUNCTIONS`.
 """
 
 import ast

@@ -47,7 +47,7 @@ def same_answer(answer: str, gold: str, algebra: Algebra = NO_ALGEBRA) -> bool:
     (True, True, True)
 
     Raises:
-      Undecided: if it takes algebra and there is none.
+      Undecided: if it takes algebra and `algebra` is NO_ALGEBRA.
       TooLarge
     """
     return any(_same_text(one, other, algebra) for one in readings(answer) for other in readings(gold))
@@ -71,7 +71,7 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[-'][^\W\d_]+)*")
 
 
 def _same_choice(choices: list[re.Match[str] | None], texts: list[str], algebra: Algebra) -> bool:
-    """For `(C) 12` and a lone letter compares the letters, for two such answers both, for `(C) 12` and a value the values."""
+    """Compares `(C) 12` with a letter by the letter, with a value by the value, and with `(C) 12` by both."""
     letters = [choice[1] if choice else _bare_words(text).lower() for choice, text in zip(choices, texts, strict=True)]
     if not all(choices) and all(len(letter) == 1 and letter.isalpha() for letter in letters):
         return letters[0] == letters[1]
@@ -105,12 +105,12 @@ def tree_of(text: str) -> Tree:
 def same_tree(left: Tree, right: Tree, algebra: Algebra) -> bool:
     """Whether two folded trees are the same answer.
 
-    Lists are compared as sets, and one value is a set of one. Tuples must agree in brackets and order, matrices in every
-    entry, intervals, inequalities and unions as sets of real numbers. A name in front (`x =`, `f(x) =`) or a unit does not
-    count if the other answer has none; two units of one kind do.
+    Lists are compared as sets, and one value is a set of one. Tuples must agree in brackets and order, matrices in
+    every entry; intervals, inequalities and unions are compared as sets of real numbers. A name in front (`x =`,
+    `f(x) =`) or a unit does not matter if the other answer has none; two units of one kind must agree.
 
     Raises:
-      Undecided: if it takes algebra and there is none.
+      Undecided: if it takes algebra and `algebra` is NO_ALGEBRA.
     """
     if left == right:
         return True

@@ -1,7 +1,7 @@
 r"""Compares an answer with the right one: exact, symmetric, from any thread, and within limits for every input.
 
-Equal text and rational numbers are decided here. What takes algebra goes to a pool of worker processes with sympy. A worker
-that takes too long or too much memory for one pair is killed and replaced.
+Equal texts and rational numbers are decided in this process. What takes algebra goes to a pool of worker processes with
+sympy. A worker that takes too long or too much memory for one pair is killed and replaced.
 """
 
 import functools
@@ -132,7 +132,7 @@ class Grader:
         return quick_verdict(answer, gold) if self.name == "grpojax" else None
 
     def _after_fork(self) -> None:
-        """In a child process: the workers belong to the parent, and a thread that no longer exists may have held a lock."""
+        """In a child process: the workers belong to the parent, and a thread that is gone may have held a lock."""
         self._lock, self._pool_lock = threading.Lock(), threading.Lock()
         self._pool.forget()
 

@@ -187,7 +187,7 @@ class _Reader:
             joints.add(self._next())
             parts.append(self._relation())
         if len(joints) > 1:
-            raise Unreadable("and beside or")
+            raise Unreadable("both and and or")
         return (_JOINED[joints.pop()], *parts) if joints else parts[0]
 
     def _relation(self) -> Tree:
@@ -261,7 +261,7 @@ class _Reader:
             else:
                 break
         if len(factors) + len(units) > 1 and any(factor[0] == "text" for factor in factors):
-            raise Unreadable("words beside a value")
+            raise Unreadable("words next to a value")
         product = factors[0] if len(factors) == 1 else ("multiply", *factors)
         return ("quantity", product, units[0][6:-1]) if len(units) == 1 else product
 
@@ -294,7 +294,7 @@ class _Reader:
     def _argument(self, whole_number: bool = False) -> Tree:
         r"""The argument of a command or of `^`: a group or, as in TeX, the next token; here also with a sign.
 
-        `whole_number` takes all digits, as in `2^10` and `\sqrt 12`, where a single one makes no sense; `\frac59` is 5/9.
+        `whole_number` takes all digits, as in `2^10` and `\sqrt 12`, where one alone makes no sense; `\frac59` is 5/9.
         """
         self._accept(" ")
         with self._deeper():
@@ -456,7 +456,7 @@ class _Reader:
         return parts[0] if len(parts) == 1 else ("intersection", *parts)
 
     def _bound(self, kind: str) -> Tree:
-        r"""`\sum_{k=1}^{n} k`, `\prod`, `\int_0^1 x dx`, `\lim_{n\to\infty} 1/n`; the bound letter gets a unique name."""
+        r"""`\sum_{k=1}^{n} k`, `\prod`, `\int_0^1 x dx`, `\lim_{n\to\infty} 1/n`; the letter gets a unique name."""
         self._expect("_")
         if kind == "integral":
             low = self._argument()

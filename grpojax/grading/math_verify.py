@@ -1,5 +1,5 @@
-"""The verdicts of the math-verify library, for comparison. It runs only in a worker process, within its limits, because its
-parser evaluates what looks like a Python expression.
+"""The verdicts of the math-verify library, for comparison. It runs only in a worker process, within its limits, because
+its parser evaluates what looks like a Python expression.
 
 Source: https://github.com/huggingface/Math-Verify, installed by the extra `verify`.
 """

@@ -122,7 +122,7 @@ class _Worker:
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-                "PYTHONHASHSEED": "0",  # the order of terms in sympy, and with it what it can simplify, depends on the hash
+                "PYTHONHASHSEED": "0",  # what sympy can simplify depends on its order of terms, and that on hashes
             },
         )
         self.replies = self._process.stdout

@@ -1,7 +1,6 @@
 """Sets of real numbers (intervals, inequalities, points, unions, intersections, differences) in one normal form.
 
-A set is a sorted list of pieces that do not touch. The caller provides the order of two ends: rational ends are compared
-directly, others by algebra.
+A set is a sorted list of pieces that do not touch. The caller provides the order of two ends.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""Units behind a number: which words are units, and which quantities can be compared.
+"""Units after a number: which words are units, and which quantities can be compared.
 
-If only one answer has a unit, it does not count. If both have units of the same kind, the quantities are compared: 5 cm is
-not 5 m, and 3 hours are 180 minutes. Units of different kinds differ, except for slips such as cm for cm^2.
+If only one answer has a unit, it does not matter. If both have units of the same kind, the quantities are compared: 5 cm
+is not 5 m, and 3 hours are 180 minutes. Units of different kinds differ, except for slips such as cm for cm^2.
 """
 
 import functools
@@ -51,13 +51,13 @@ _SHORT = {"mm", "cm", "km", "kg", "ft", "mph"}  # units even without a space aft
 _TELLING = set(SCALES) | set(
     "a about above all almost and approx approximately are at below between by choose consecutive divided do does "
     "exactly except false for from greater half has if is least less maximum minimum minus mod modulo more most "
-    "negative no none nor not nothing of only or other over plus positive power remainder smaller squared cubed than then there "
-    "times to true twice under undefined until up where with".split()
+    "negative no none nor not nothing of only or other over plus positive power remainder smaller squared cubed than "
+    "then there times to true twice under undefined until up where with".split()
 )
 
 
 def is_bare_unit(word: str, spaced: bool) -> bool:
-    """Whether bare letters behind a number are a unit, as in `15cm` or `15 in`, and not a product, as in `15mg`."""
+    """Whether bare letters after a number are a unit, as in `15cm` or `15 in`, and not a product, as in `15mg`."""
     return word in _SHORT or (word.lower() in _UNITS and len(word) > (1 if spaced else 3))
 
 

@@ -13,7 +13,7 @@ HANG = 120  # seconds: far beyond what any answer takes on a busy machine, far b
 
 @pytest.fixture(scope="session")
 def grader() -> Iterator[Grader]:
-    """A grader whose time limit is no matter, also on a busy machine."""
+    """A grader with a time limit that no test reaches, even on a busy machine."""
     grader = Grader(time_limit=20.0)
     yield grader
     grader.close()

@@ -19,13 +19,13 @@ from grpojax.grading.answers import canonical_answer, extract_answer
         (r"\boxed{ x = \boxed{5}", "5"),
         (r"{{ } } } \boxed{5} {", "5"),  # braces outside do not matter
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),  # an escaped brace is no brace
-        (r"\\boxed{4}", "4"),  # a doubled backslash, as texts from JSON have it
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),  # an escaped brace does not count
+        (r"\\boxed{4}", "4"),  # a doubled backslash, as in texts from JSON
         (r"a\\\boxed{4}", "4"),
         (r"\boxed 7", ""),
         (r"\boxedly{7}", ""),
         (r"\fbox{7}", ""),
-        (r"\boxed{1} \boxed{}", ""),  # the last one counts, alone
+        (r"\boxed{1} \boxed{}", ""),  # only the last one counts
         ("7", ""),
         ("", ""),
     ],
@@ -39,7 +39,7 @@ def test_last_complete_box(text, answer):
     [
         ("The answer is 4.", "4"),
         ("so 3, or rather -12", "-12"),
-        ("that is 10-3", "3"),  # a subtraction, no sign
+        ("that is 10-3", "3"),  # a subtraction, not a sign
         ("\u22127", "\u22127"),
         ("costs $1,234.50.", "1,234.50"),
         ("among 1, 2, 3", "3"),
@@ -48,12 +48,12 @@ def test_last_complete_box(text, answer):
         ("about 1e3 m", "1e3"),
         ("that is 1.5e-3.", "1.5e-3"),
         ("so 5 e", "5"),
-        (r"\boxed{9} then 4", "9"),  # a box goes first
+        (r"\boxed{9} then 4", "9"),  # a box takes precedence
         (r"\boxed{} but 4", "4"),
         ("none", ""),
     ],
 )
-def test_last_number_where_there_is_no_box(text, answer):
+def test_last_number_if_there_is_no_box(text, answer):
     assert extract_answer(text, fallback="last_number") == answer
 
 
@@ -108,7 +108,7 @@ def test_long_texts_take_linear_time(unit, hang_guard):
         ("60, 120", "60, 120"),  # a list
         ("58,500", "58500"),
         (r"10\,080", "10080"),
-        ("12,34", "12,34"),  # no thousands
+        ("12,34", "12,34"),  # not thousands
         ("(0,100)", "(0,100)"),  # between brackets a comma separates
         ("3 1/2", "3 1/2"),  # the space of a mixed number
         (r"50\%", r"50\unit{percent}"),

@@ -1,4 +1,4 @@
-"""Graders by name, and the pool behind them: threads, forks, batches beside other work, and no process left."""
+"""Graders by name, and their worker pool: threads, forks, batches in the background, and no process left over."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ PAIRS = [
 ]
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest_one():
+def test_an_unknown_name_is_an_error_that_suggests_the_nearest_one():
     with pytest.raises(
         InputError,
         match=r"unknown grader 'math_verify'; choose one of grpojax, book, math-verify\. Did you mean 'math-verify'\?",
@@ -39,7 +39,7 @@ def test_a_grader_that_is_not_installed_says_how_to_get_it(monkeypatch):
 
 
 @pytest.mark.parametrize("name", GRADERS)
-def test_each_grader_decides_and_gives_up_in_time(name):
+def test_each_grader_decides_and_counts_what_is_too_long(name):
     if name == "math-verify":
         pytest.importorskip("math_verify")
     grader = Grader(name, time_limit=20.0)
@@ -49,7 +49,7 @@ def test_each_grader_decides_and_gives_up_in_time(name):
     grader.close()
 
 
-# What the reference's grader says, seen by running it, where the default grader says otherwise.
+# Verdicts of the reference's grader, found by running it, that differ from those of the default grader.
 REFERENCE = [
     (r"\frac{4}{3}", r"\frac43", False),
     ("2^{x+1}", "2^x+1", True),
@@ -85,7 +85,7 @@ def test_the_verdicts_of_the_reference():
         (r"\left( 3, \dfrac{\pi}{2} \right)", r"( 3, (\pi)/(2) )"),
         (r"90^{\circ}", "90"),
         (r"\text{East}", "east"),
-        (r"\text{a} and \text{b}", r"a and \textb"),  # the last brace ends the wrapper of all
+        (r"\text{a} and \text{b}", r"a and \textb"),  # the last brace closes the first \text
         (r"x \text{ cm}", r"x \text cm"),
         ("x² ⁺ 1", "x**2 + 1"),
         (r"\sqrt{x} + \sqrt 2", "sqrt(x) + sqrt(2)"),
@@ -125,7 +125,7 @@ def test_a_batch_is_graded_by_all_workers_while_the_caller_goes_on():
     grader.close()
 
 
-def test_an_error_of_a_submitted_batch_is_raised_by_its_handle(monkeypatch):
+def test_an_error_in_a_submitted_batch_is_raised_by_its_future(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/true")
     with pytest.raises(RuntimeError, match="did not start"):
         Grader().submit([(r"\sqrt[3]2\sqrt[3]3", r"\sqrt[3]6")]).result()
@@ -172,7 +172,7 @@ def children() -> set[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.slow
-def test_ten_thousand_answers_leave_neither_processes_nor_files():
+def test_ten_thousand_answers_leave_no_processes_and_no_open_files():
     before, files = children(), len(os.listdir("/proc/self/fd"))
     grader = Grader(time_limit=0.3, workers=2)
     easy = [(f"{k}/{k + 7}", rf"\frac{{{k}}}{{{k + 7}}}") for k in range(1, 9_801)]
@@ -243,7 +243,7 @@ def test_after_a_fork_and_while_a_compiled_program_runs(script):
     assert done.stdout.strip() == "fine", done.stderr
 
 
-def test_verdicts_are_remembered_in_either_order():
+def test_verdicts_are_cached_for_both_orders():
     grader = Grader(time_limit=20.0, workers=2)
     assert grader.grade(r"\sqrt[3]{24}", r"2\sqrt[3]3")
     assert len(grader._pool._workers) == 1  # no more than there is work for
@@ -254,7 +254,7 @@ def test_verdicts_are_remembered_in_either_order():
 
 
 def test_many_threads_share_a_grader(grader):
-    """They grade and submit at once; some pairs are new to each thread, some are the same in all of them."""
+    """They grade and submit at the same time; some pairs are new to each thread, some are the same in all of them."""
     verdicts, handles = {}, {}
 
     def work(thread: int) -> None:

@@ -29,7 +29,7 @@ SAME = [
     (r"0.1\overline{6}", "1/6"),
     ("+7", "7"),
     ("5.", "5"),
-    # units and signs that do not count
+    # units and signs that do not matter
     ("90", r"90^\circ"),
     ("5.4", r"5.4 \text{ cents}"),
     ("864", r"864 \mbox{ inches}^2"),
@@ -85,10 +85,10 @@ SAME = [
 ]
 DIFFERENT = [
     (r"\text{east}", r"\text{seat}"),
-    ("east", "seat"),  # words, no products of letters
+    ("east", "seat"),  # words, not products of letters
     ("R", "r"),
     ("0.33333333333333333333", "1/3"),  # equal as floats
-    ("1.41421356237309504880168872420969807856967187537694", r"\sqrt{2}"),  # fifty right digits
+    ("1.41421356237309504880168872420969807856967187537694", r"\sqrt{2}"),  # fifty correct digits
     (r"\sqrt{2}+10^{-60}", r"\sqrt{2}"),
     ("x=5", "y=5"),
     ("xy=6", "6"),

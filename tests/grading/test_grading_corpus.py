@@ -10,7 +10,7 @@ from grpojax.grading.grader import Grader, quick_verdict
 
 FILES = sorted(path for path in (Path(__file__).parents[1] / "answers").glob("*.jsonl") if path.stem != "hostile")
 PAIRS = [json.loads(line) for path in FILES for line in path.read_text("utf-8").splitlines()]
-# What docs/grading.md names as not read: sentences, an explanation in brackets, and scales of temperature.
+# The limitations in docs/grading.md: sentences, explanations in brackets and temperature scales.
 MISSED = {("The answer is 12", "12"), ("12 (twelve)", "12"), (r"30^\circ \text{C}", "30")}
 
 
@@ -33,9 +33,8 @@ def test_the_corpus_is_large_and_mixed():
     by_kind = collections.defaultdict(set)
     for pair in PAIRS:
         by_kind[pair["kind"]].add(pair["verdict"])
-    assert all(
-        verdicts == {"same", "different"} for verdicts in by_kind.values()
-    )  # no kind can be passed by a constant
+    # A constant verdict passes no kind.
+    assert all(verdicts == {"same", "different"} for verdicts in by_kind.values())
 
 
 @pytest.mark.parametrize("kind", sorted({pair["kind"] for pair in PAIRS}))
@@ -50,13 +49,16 @@ def test_every_verdict_is_the_label_in_both_orders(verdicts, kind):
     assert wrong == []
 
 
-def test_what_is_known_to_be_missed(verdicts):
-    missed = {(pair["answer"], pair["gold"]) for pair, seen in zip(PAIRS, verdicts, strict=True) if seen == (False, False)
-              and pair["verdict"] == "same"}  # fmt: skip
+def test_the_missed_pairs_are_the_known_ones(verdicts):
+    missed = {
+        (pair["answer"], pair["gold"])
+        for pair, seen in zip(PAIRS, verdicts, strict=True)
+        if seen == (False, False) and pair["verdict"] == "same"
+    }
     assert missed == MISSED
 
 
-def test_the_rules_themselves_have_no_order():
+def test_the_rules_themselves_are_symmetric():
     """The grader remembers a pair in one order; what it remembers does not depend on which."""
     for pair in PAIRS:
         replies = {quick_verdict(pair["answer"], pair["gold"]), quick_verdict(pair["gold"], pair["answer"])}

@@ -1,4 +1,4 @@
-"""Mistakes that were reported against other graders, one test each, named by the report.
+"""Errors reported against other graders, one test each, named after the report.
 
 a01 lmms-eval 1508, a03 and a05 lm-evaluation-harness 3652, a08 Math-Verify 14, a10 Math-Verify 60, a11 Math-Verify 26,
 a13 Math-Verify 41, a15 Math-Verify 71, a18 Math-Verify 64, a20 lm-evaluation-harness 2212, a21 khan-exercises 133444,
@@ -62,7 +62,7 @@ def test_pairs_in_both_orders_and_from_a_thread(grader, report, answer, gold, sa
     assert [*seen, grader.grade(answer, gold), grader.grade(gold, answer)] == [same] * 3
 
 
-# The forms in which MATH and GSM8K write their answers, with numbers of our own.
+# Forms of the answers in MATH and GSM8K, with other numbers.
 FORMS = [
     "17", "-4", "-2,5", "3, 6, 8", ".4721", "0.35", r"\frac 47", r"\frac58", r"\frac7{11}", r"\dfrac{13}{40}", r"\frac{23}{4}",
     r"-\frac{31}{8}", r"\frac{13+5b}{24}", r"4\sqrt3", r"17 \sqrt{5} + 17", r"\frac{\sqrt{29}}{7}", r"2 \pm \sqrt{17}",
@@ -79,7 +79,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("gold", FORMS)
-def test_a20_every_form_of_a_right_answer_equals_itself_however_it_is_spaced(grader, gold):
+def test_a20_every_form_of_a_right_answer_equals_itself_with_any_spacing(grader, gold):
     spaced = gold.replace("{", "{ ").replace("=", " = ")
     if r"\left" not in gold and r"\text" not in gold:
         spaced = spaced.replace("(", r"\left( ").replace(")", r"\right) ")
@@ -96,7 +96,7 @@ def test_a20_every_form_of_a_right_answer_equals_itself_however_it_is_spaced(gra
         (r"\boxed{3} wait \boxed{4}", "4", True),
     ],
 )
-def test_a23_the_last_box_alone(grader, text, gold, right):
+def test_a23_only_the_last_box_counts(grader, text, gold, right):
     assert grader.grade(extract_answer(text), gold) is right
 
 
@@ -105,7 +105,7 @@ def test_a25_a_bomb_is_wrong_at_once_and_counted(bomb, hang_guard):
     grader = Grader()
     with hang_guard():
         assert grader.grade(extract_answer(rf"\boxed{{{bomb}}}"), "5") is False
-    assert grader.timeouts == 1 and grader._pool._workers == []  # by size, before any worker was asked
+    assert grader.timeouts == 1 and grader._pool._workers == []  # by size, without a worker
 
 
 @pytest.mark.parametrize("code", ["getattr(x,'__class__')", "x.__class__", "exit()", "(lambda: 1)()"])
@@ -115,13 +115,13 @@ def test_a29_code_is_text(code):
     assert grader.timeouts == 0 and grader._pool._workers == []
 
 
-def test_a31_verdicts_stay_at_their_place(grader):
+def test_a31_verdicts_are_in_the_order_of_the_pairs(grader):
     texts = [r"\boxed{1}", "no idea", r"\boxed{3}", "", r"\boxed{5}"]
     pairs = [(extract_answer(text), gold) for text, gold in zip(texts, "12345", strict=True)]
     assert grader.grade_many(pairs) == [True, False, True, False, True]
 
 
-def test_a33_the_box_of_the_prompt_is_no_answer(grader):
-    assert extract_answer(DEFAULT_TEMPLATE + r"\boxed{ANSWER}") == "ANSWER"  # what grading the prompt too would see
+def test_a33_the_box_in_the_prompt_is_not_an_answer(grader):
+    assert extract_answer(DEFAULT_TEMPLATE + r"\boxed{ANSWER}") == "ANSWER"  # what a grader that reads the prompt would find
     assert extract_answer("the result is 12") == ""
     assert not grader.grade("", "12")

@@ -1,4 +1,4 @@
-"""tests/answers/hostile.jsonl: each answer is wrong, in time, and nothing of it is ever run, written or left behind."""
+"""tests/answers/hostile.jsonl: every answer is wrong, in time; none is ever run, writes a file or leaves a process."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_every_answer_is_wrong_in_time_and_leaves_nothing(empty_folder, capfd, h
 
 
 def test_what_is_decided_without_algebra_does_not_hang(hang_guard):
-    """Also in the other order, and against a right answer that has letters, so that no rule of numbers ends it early."""
+    """In both orders, and also against right answers with letters, which no rule for numbers decides early."""
     for gold in (
         "5",
         r"\sqrt{5}+x",
@@ -72,7 +72,7 @@ def test_the_reference_grader_runs_no_code_either(empty_folder, capfd):
     answers = [answer for row, answer in zip(ROWS, ANSWERS, strict=True) if row["kind"] == "code"]
     answers += ["9^{9^{9^9}}", "10^{100000000}", "100000!", "(10^9)!", "x" * 5000]
     verdicts = dict(zip(answers, grader.grade_many([(answer, "5") for answer in answers]), strict=True))
-    right = ["5#comment", "max(5,4)", "min(5,6)", "{{5}}}}{"]  # so the reference reads them, which drops braces
+    right = ["5#comment", "max(5,4)", "min(5,6)", "{{5}}}}{"]  # the reference accepts these; it drops braces and comments
     assert [answer for answer, verdict in verdicts.items() if verdict] == right
     grader.close()
     assert list(empty_folder.iterdir()) == []

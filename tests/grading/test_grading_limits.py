@@ -1,4 +1,4 @@
-"""Limits of size and time, and the worker processes: counted, replaced, and ended with their owner."""
+"""Limits of size and time. Worker processes are replaced when they die and end with the process that started them."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_size_limits_come_before_any_work(answer, hang_guard):
         fold(read_answer(answer))
 
 
-def test_what_was_given_up_is_counted():
+def test_pairs_that_hit_a_limit_are_counted():
     grader = Grader(time_limit=0.3)
     assert not grader.grade(r"9^{9^{9^9}}", "5")  # by size
     assert grader.timeouts == 1
@@ -56,7 +56,7 @@ def test_what_was_given_up_is_counted():
     assert grader.timeouts == 2
     assert not grader.grade(r"\int_0^9 x^{x^x} dx", "5")  # by time
     assert grader.timeouts == 3
-    assert not grader.grade("5", r"\int_0^9 x^{x^x} dx")  # remembered, in both orders
+    assert not grader.grade("5", r"\int_0^9 x^{x^x} dx")  # cached, in both orders
     assert grader.timeouts == 3
     assert not grader.grade("4", "5")  # merely wrong
     assert not grader.grade("exit()", "5")  # merely unreadable
@@ -93,7 +93,7 @@ def test_the_cache_is_bounded(monkeypatch):
     assert len(grader._known) == 3
 
 
-def test_algebra_that_fails_or_runs_out_of_memory_is_an_answer(monkeypatch):
+def test_algebra_that_fails_or_runs_out_of_memory_gives_a_verdict(monkeypatch):
     assert symbolic.verdict(r"\sqrt2+(1,2)", "x") == "!"  # a tuple inside a sum is not a value
 
     def exhausted(*_):
@@ -118,7 +118,7 @@ print(grader._shared_grader(60.0)._pool._workers[0]._process.pid)
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", "import os; sys.stdout.flush(); os._exit(0)", "raise SystemExit(3)"])
 def test_a_script_without_main_guard_leaves_no_process(tmp_path, ending):
-    """The script is not in a package and has no `if __name__ == "__main__"`; a fake sympy in its folder is not picked up."""
+    """The script has no `if __name__ == "__main__"`, and a fake sympy in its folder is not imported."""
     (tmp_path / "sympy.py").write_text("raise ImportError('the wrong one')")
     script = tmp_path / "user_script.py"
     script.write_text(SCRIPT + ending)

@@ -1,4 +1,4 @@
-"""Sets of real numbers in one form. A piece is written as text, [a,b) and so on."""
+"""The normal form of sets of real numbers. The pieces are written as text, [a,b) and so on."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def pieces(text):
         (r"a<x<b", "(a,b)", "x"),  # though the order of a and b is not known
     ],
 )
-def test_one_form(text, form, letter):
+def test_normal_form(text, form, letter):
     assert pieces(text) == (form, letter)
 
 
@@ -76,12 +76,12 @@ def test_one_form(text, form, letter):
         r"\begin{pmatrix}1\end{pmatrix}",
     ],
 )
-def test_no_real_set(text):
+def test_not_a_set_of_real_numbers(text):
     with pytest.raises(NoRealSet):
         pieces(text)
 
 
-def test_a_pair_is_no_set_by_itself():
+def test_a_pair_alone_is_not_a_set_of_numbers():
     assert not is_set_operation(read_answer("(1,2)"))
     assert not is_set_operation(read_answer("1,2"))
     assert not is_set_operation(read_answer("x=2"))

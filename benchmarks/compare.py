@@ -311,11 +311,11 @@ def warm_up(row: Row, process: Process, ready_s: float, commands: list[str], wor
     if "step" in commands:
         row.moved = process.ask("state")["moved"]
         if not row.moved >= MOVED:
-            raise PeerError(f"the updates moved no weight by more than {row.moved:.1g}, less than {MOVED:g}")
+            raise PeerError(f"the updates moved weights by {row.moved:.1g} at most; expected at least {MOVED:g}")
 
 
 def run_round(row: Row, process: Process, commands: list[str], work: Workload) -> None:
-    """A peer's turn. Where others ran in between, its first step is not counted: it finds the caches cold."""
+    """One round of a peer. If peers take turns, its first step is not counted, because the caches are cold."""
     if work.together:
         take_turn(row, process, commands, work, count=False)
     for _ in range(work.steps_per_round):
@@ -323,7 +323,7 @@ def run_round(row: Row, process: Process, commands: list[str], work: Workload) -
 
 
 def run_all(rows: list[Row], task: Task, pythons: dict[str, str], repeats: int, limit: float) -> list[float]:
-    """Fills the rows in; returns how many cores others used, before each turn in which all peers waited."""
+    """Fills the rows; returns the cores used by other programs, measured before each round while all peers wait."""
     work, reference, alive, busy = task.workload, None, [], []
     if (rows[0].peer, rows[0].dtype) != ("ours", "float32"):
         reference = reference_logps(pythons["ours"], task, limit)

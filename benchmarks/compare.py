@@ -1,41 +1,41 @@
-"""How fast and how small is a step of GRPO, side by side with others on the same machine?
+"""How fast is a step of GRPO, and how much memory does it take, compared with other libraries on the same machine?
 
     pip install grpojax[bench]
     python benchmarks/compare.py --workload tiny                             ours, the book, Hugging Face, TRL
     python benchmarks/compare.py --workload 600m --peers ours,hf --json result.json
     python benchmarks/compare.py --peers ours,tunix --python tunix=ENV/bin/python
 
-Tunix wants an environment of its own: `python -m venv ENV && ENV/bin/pip install google-tunix==0.1.7`; `--python` says
-which interpreter a peer runs with. A peer that is not installed is skipped. Nothing is downloaded.
+Prints a table with one row per library ("peer") and dtype. Tunix needs its own environment: `python -m venv ENV &&
+ENV/bin/pip install google-tunix==0.1.7`; `--python` says which interpreter runs a peer. A peer that is not installed
+is skipped. Nothing is downloaded.
 
-Each peer runs in a process of its own on the same work: one prompt, 8 rollouts at temperature 0.8 and top-p 0.9, a
-reward computed from token ids (the share of even ones), one update with AdamW (lr 1e-5, weight decay 0.01) and gradient
-norm 1. Weights are random (normal, 0.02), written once by grpojax as a Hugging Face folder that all load; end tokens
-are disabled. peers/workload.py holds the numbers, peers/NAME.py how each peer is used and why so.
+Each peer runs in its own process on the same work: one prompt, 8 rollouts at temperature 0.8 and top-p 0.9, a reward
+computed from token ids (the share of even ones), one update with AdamW (lr 1e-5, weight decay 0.01) and gradient norm
+1. Weights are random (normal, 0.02), written once by grpojax as a Hugging Face folder that all peers load; stop
+tokens are disabled. peers/workload.py has the numbers, peers/NAME.py how a peer is used and why.
 
 Before anything is timed, a peer's log-probs of fixed answers are compared with ours in float32, each answer must have
-all of its tokens, and the update must have moved the weights. A peer that fails is reported as failed, and not timed.
+the full number of tokens, and the update must have moved the weights. A peer that fails is reported and not timed.
 
-Columns. Warm-up: from the start of the process to the end of the first step, compilation with cold caches included, the
-check of log-probs left out. Rollout tokens a second; seconds of scoring (old log-probs, where the peer makes such a
-pass), update and the whole step as the peer's own trainer makes it: medians over all rounds. Memory: the process's
-largest resident set (on a GPU: the largest the tensors took). Then how many times the seconds of ours a peer takes,
-where of each peer the faster dtype counts, marked *. Share of the floor: the time the machine cannot beat, over the
-time taken.
+Columns. Warm-up: from the start of the process to the end of the first step, with compilation and without the check
+of log-probs. Rollout tokens per second, and seconds of scoring (old log-probs, if the peer has such a pass), of the
+update and of a whole step as the peer's own trainer runs it: medians over all rounds. Memory: the largest resident
+set of the process (on a GPU: the most memory held by tensors). Ratios to ours compare the faster dtype of each peer,
+marked *. Floor: the share of the time taken that this machine needs at least.
 
-The floor of the rollouts: the prompt's products once, then for each further token the larger of the time to read all
-weights once and of the products of the 8 rows. The floor of the update: 6 operations for each weight of the layers and
-token, the prompt counted once, and of the head and answer token. Both with what the machine is measured to do first,
-in the row's dtype; where products in bfloat16 are slower than in float32, with the latter's rate. At tiny size the
-weights lie in the processor's caches, and the floor is only a scale.
+The floor of the rollouts is the products of the prompt, computed once, then for each further token the time to read
+all weights once or to compute the products of the 8 rows, whichever is longer. The floor of the update is 6
+operations per weight of the layers and token, the prompt counted once, and per weight of the head and answer token.
+Bandwidth and product rates are measured first, in the row's dtype, or in float32 if that is faster. For tiny the
+weights fit into the processor's caches, and the floor is only a scale.
 
-Measure on a quiet machine. torch's threads wait for each other busily: where another program takes a core, its peers
-slow down ten times and more, jax's less. How many cores other programs used is said below the table.
+Use a quiet machine. torch's threads wait in busy loops: if another program takes a core, peers on torch become ten
+times slower and more, those on jax less so. The line below the table says how many cores other programs used.
 
-`tiny` keeps all peers alive and they take turns, one round after the other. `600m` does not fit into memory more than
-once: peers run one after the other, and the read bandwidth measured before each shows how quiet the machine was.
+With `tiny` all peers stay alive and take turns, one round after the other. `600m` fits into memory only once, so
+peers run one after the other; the read bandwidth measured before each shows how quiet the machine was.
 
-Exit code 0: every peer that is installed ran. 1: one failed. 2: bad arguments.
+Exit code 0: every installed peer ran. 1: one failed. 2: bad arguments.
 """
 
 import argparse
@@ -68,26 +68,26 @@ PEERS = {
     "trl": "pip install trl",
     "tunix": "python -m venv ENV && ENV/bin/pip install google-tunix==0.1.7, then --python tunix=ENV/bin/python",
 }
-"""How each is installed."""
+"""How to install each."""
 
 MOVED = LEARNING_RATE / 10
-"""What an update must move a weight by at least. Adam's first steps move each by about the learning rate; weight decay
-alone, which also acts where no gradient comes, moves a weight of 0.08 by a thousandth of it."""
+"""An update must move a weight by at least this much. Adam's first steps move each by about the learning rate; weight
+decay alone, which needs no gradient, moves a weight of 0.08 by a thousandth of the learning rate."""
 
 LIBRARY = {"ours": "jax", "tunix": "jax", "book": "torch", "hf": "torch", "trl": "torch"}
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.1}
-"""Largest difference of a log-prob from ours in float32, in nats. Peers are off by 1e-6 at tiny size, 4e-6 at 600m, in
-bfloat16 by 0.007 and 0.03. At tiny size a wrong base of RoPE is off by 0.24, missing norms of queries and keys by 0.31,
-a missing first token by 0.43."""
+"""Largest allowed difference of a log-prob from ours in float32, in nats. Correct peers differ by 1e-6 for tiny, 4e-6
+for 600m, in bfloat16 by 0.007 and 0.03. For tiny a wrong RoPE base makes a difference of 0.24, missing norms of queries
+and keys 0.31, a missing first token 0.43."""
 
 
 class PeerError(Exception):
-    """What went wrong with a peer, as one sentence."""
+    """One sentence on what went wrong with a peer."""
 
 
 @dataclasses.dataclass
 class Row:
-    """A peer in one dtype, and what became of it."""
+    """A peer in one dtype, with its results."""
 
     peer: str
     dtype: str
@@ -102,16 +102,16 @@ class Row:
     seconds: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # of step, rollout, scoring, update
 
     def median(self, name: str) -> float | None:
-        """Median seconds of a part, None where the peer has no such part or was not timed."""
+        """Median seconds of a part; None if the peer has no such part or was not timed."""
         return statistics.median(self.seconds[name]) if self.seconds.get(name) else None
 
 
 class Process:
-    """A peer's process. `ask` sends a command and waits for the answer."""
+    """A peer's process. `ask` sends a command and waits for its answer."""
 
     def __init__(self, command: list[str], task: Task, limit: float):
         self.limit = limit
-        self.log = tempfile.TemporaryFile("w+")  # not a pipe, which may fill up
+        self.log = tempfile.TemporaryFile("w+")  # not a pipe, which could fill up and block
         self.process = subprocess.Popen(
             [*command, json.dumps(dataclasses.asdict(task))], cwd=HERE, env=environment(task), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
@@ -122,26 +122,26 @@ class Process:
             self.process.stdin.write(json.dumps({"command": command}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; `answer` says so
+            pass  # the process has ended; `answer` reports it
         return self.answer(command)
 
     def answer(self, what: str) -> dict[str, Any]:
         ready, _, _ = select.select([self.process.stdout], [], [], self.limit)
         if not ready:
-            raise PeerError(f"no answer to {what!r} within {self.limit:.0f} s; given up (--limit)")
+            raise PeerError(f"no answer to {what!r} within {self.limit:g} s (--limit)")
         line = self.process.stdout.readline()
         if not line:
-            raise PeerError(f"ended at {what!r}: {self.last_words()}")
+            raise PeerError(f"process ended during {what!r}: {self.last_words()}")
         reply = json.loads(line)
         if "error" in reply:
             raise PeerError(f"{what}: {reply['error']}")
         return reply
 
     def last_words(self) -> str:
-        """The last line on its stderr, or the signal that killed it: 9 is what a system short of memory sends."""
+        """The last line of its stderr, or the signal that killed it. A system that is out of memory sends SIGKILL."""
         code = self.process.wait()
         if code < 0:
-            memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+            memory = ", probably out of memory" if code == -signal.SIGKILL else ""
             return f"killed by {signal.Signals(-code).name}{memory}"
         self.log.seek(0)
         lines = [line.strip() for line in self.log if line.strip()]
@@ -154,7 +154,7 @@ class Process:
 
 
 def environment(task: Task) -> dict[str, str]:
-    """The same for every peer: all cores, no network, and no cache of compiled programs from an earlier run."""
+    """The same for every peer: all cores, no network, and no programs compiled in an earlier run."""
     settings = {
         "OMP_NUM_THREADS": str(task.cores), "MKL_NUM_THREADS": str(task.cores), "OPENBLAS_NUM_THREADS": str(task.cores),
         "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled",
@@ -170,7 +170,7 @@ def peer_command(peer: str, python: str) -> list[str]:
 
 
 def run_module(python: str, arguments: list[str], task: Task) -> str:
-    """Runs one of the peers' modules to its end and returns what it printed."""
+    """Runs one of the peers' modules and returns its output."""
     done = subprocess.run(
         [python, "-m", *arguments], cwd=HERE, env=environment(task), text=True, capture_output=True, check=False
     )
@@ -195,7 +195,7 @@ def measure_bandwidth(python: str, task: Task) -> float:
 
 
 def others_busy(seconds: float = 0.5) -> float | None:
-    """Cores that other programs use while ours wait; None where the system does not tell."""
+    """Cores used by other programs while the peers wait; None if the system does not report it."""
     try:
         before, start = busy_seconds(), time.perf_counter()
         time.sleep(seconds)
@@ -205,9 +205,9 @@ def others_busy(seconds: float = 0.5) -> float | None:
 
 
 def busy_seconds() -> float:
-    """Of all cores since the start; time that another guest of the host took counts too."""
+    """CPU seconds of all cores since boot, including time taken by other guests of the host (steal)."""
     ticks = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and waiting for disk
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and iowait
 
 
 def processor_name() -> str:
@@ -216,11 +216,11 @@ def processor_name() -> str:
     return names[0] if names else platform.processor()
 
 
-# --- the floor ---
+# --- lower bounds ---
 
 
 def rollout_floor(work: Workload, machine: dict[str, Any], dtype: str) -> float:
-    """Seconds below which the rollouts cannot go: see the top of the file."""
+    """Lower bound on the seconds of the rollouts; see the top of this file."""
     rate, bandwidth = matrix_rate(machine, dtype), machine["read_gb_s"] * 1e9
     params, size = work.layer_params + work.head_params, {"float32": 4, "bfloat16": 2}[dtype]
     prefill = 2 * (work.layer_params * work.prompt_tokens + work.head_params) / rate
@@ -229,14 +229,14 @@ def rollout_floor(work: Workload, machine: dict[str, Any], dtype: str) -> float:
 
 
 def update_floor(work: Workload, machine: dict[str, Any], dtype: str) -> float:
-    """Seconds below which the update cannot go."""
+    """Lower bound on the seconds of the update."""
     answers = work.rollouts * work.new_tokens
     operations = 6 * (work.layer_params * (work.prompt_tokens + answers) + work.head_params * answers)
     return operations / matrix_rate(machine, dtype)
 
 
 def matrix_rate(machine: dict[str, Any], dtype: str) -> float:
-    """Operations a second. A peer in bfloat16 may make its products in float32, so the floor takes the faster."""
+    """Operations per second: the faster dtype, because a peer in bfloat16 may compute its products in float32."""
     return 1e9 * max(machine["gflops"]["float32"], machine["gflops"][dtype])
 
 
@@ -244,7 +244,7 @@ def matrix_rate(machine: dict[str, Any], dtype: str) -> float:
 
 
 def start(row: Row, python: str, task: Task, limit: float) -> tuple[Process, float, list[str]] | None:
-    """The process, its seconds until ready and its commands; None where the peer is not installed."""
+    """The process, its start-up seconds and its commands; None if the peer is not installed."""
     began = time.perf_counter()
     process = Process(peer_command(row.peer, python), dataclasses.replace(task, dtype=row.dtype), limit)
     try:
@@ -261,7 +261,7 @@ def start(row: Row, python: str, task: Task, limit: float) -> tuple[Process, flo
 
 
 def reference_logps(python: str, task: Task, limit: float) -> list[list[float]]:
-    """Ours in float32, where it is not among the rows."""
+    """Our log-probs in float32, if that is not one of the rows."""
     row = Row("ours", "float32")
     started = start(row, python, task, limit)
     if started is None:
@@ -273,7 +273,7 @@ def reference_logps(python: str, task: Task, limit: float) -> list[list[float]]:
 
 
 def check_logps(row: Row, process: Process, reference: list[list[float]] | None) -> list[list[float]]:
-    """The peer's log-probs, after comparing them with the reference's."""
+    """The peer's log-probs, compared with the reference."""
     logps = process.ask("logps")["logps"]
     if reference is not None:
         row.logp_difference = largest_difference(logps, reference)
@@ -284,7 +284,7 @@ def check_logps(row: Row, process: Process, reference: list[list[float]] | None)
 
 
 def largest_difference(rows: list[list[float]], others: list[list[float]]) -> float:
-    """NaN where a shape or a value is not as it should be, so that no bound holds."""
+    """The largest absolute difference; NaN, which is within no bound, if shapes differ or a value is NaN."""
     if [len(row) for row in rows] != [len(row) for row in others]:
         return float("nan")
     differences = [abs(a - b) for row, other in zip(rows, others, strict=True) for a, b in zip(row, other, strict=True)]
@@ -292,11 +292,11 @@ def largest_difference(rows: list[list[float]], others: list[list[float]]) -> fl
 
 
 def take_turn(row: Row, process: Process, commands: list[str], work: Workload, count: bool) -> None:
-    """A step, and its parts where the peer measures them apart."""
+    """One step, and its parts if the peer measures them separately."""
     for command in commands:
         turn = process.ask(command)
         if turn["lengths"] != [work.new_tokens] * work.rollouts:
-            raise PeerError(f"drew answers of {turn['lengths']} tokens; expected {work.rollouts} of {work.new_tokens}")
+            raise PeerError(f"sampled {turn['lengths']} tokens; expected {work.rollouts} answers of {work.new_tokens}")
         for name, value in turn["seconds"].items() if count else ():
             row.seconds.setdefault(name, []).append(value)
 
@@ -311,11 +311,11 @@ def warm_up(row: Row, process: Process, ready_s: float, commands: list[str], wor
     if "step" in commands:
         row.moved = process.ask("state")["moved"]
         if not row.moved >= MOVED:
-            raise PeerError(f"the updates moved no weight by more than {row.moved:.1g}, less than {MOVED:g}")
+            raise PeerError(f"the updates moved weights by {row.moved:.1g} at most; expected at least {MOVED:g}")
 
 
 def run_round(row: Row, process: Process, commands: list[str], work: Workload) -> None:
-    """A peer's turn. Where others ran in between, its first step is not counted: it finds the caches cold."""
+    """One round of a peer. If peers take turns, its first step is not counted, because the caches are cold."""
     if work.together:
         take_turn(row, process, commands, work, count=False)
     for _ in range(work.steps_per_round):
@@ -323,7 +323,7 @@ def run_round(row: Row, process: Process, commands: list[str], work: Workload) -
 
 
 def run_all(rows: list[Row], task: Task, pythons: dict[str, str], repeats: int, limit: float) -> list[float]:
-    """Fills the rows in; returns how many cores others used, before each turn in which all peers waited."""
+    """Fills the rows; returns the cores used by other programs, measured before each round while all peers wait."""
     work, reference, alive, busy = task.workload, None, [], []
     if (rows[0].peer, rows[0].dtype) != ("ours", "float32"):
         reference = reference_logps(pythons["ours"], task, limit)
@@ -368,7 +368,7 @@ def run_all(rows: list[Row], task: Task, pythons: dict[str, str], repeats: int, 
 
 @contextlib.contextmanager
 def failures_of(row: Row) -> Iterator[None]:
-    """Notes what goes wrong with a peer in its row, so that the others go on."""
+    """Records a peer's failure in its row, so that the other peers continue."""
     try:
         yield
     except PeerError as error:
@@ -389,7 +389,7 @@ def say(text: str) -> None:
 
 
 def report(rows: list[Row], work: Workload, machine: dict[str, Any]) -> list[dict[str, Any]]:
-    """One result a row: the medians, the ratios to ours and the shares of the floor."""
+    """One result per row: the medians, their ratios to ours, and the shares of the lower bounds."""
     fastest = counted(rows)
     ours = fastest.get("ours")
     results = []
@@ -415,7 +415,7 @@ def report(rows: list[Row], work: Workload, machine: dict[str, Any]) -> list[dic
 
 
 def counted(rows: list[Row]) -> dict[str, Row]:
-    """Of each peer the row that counts: the faster whole step, or the faster rollouts where it has no step."""
+    """The row of each peer that counts: the faster step, or the faster rollouts if it has no step."""
     fastest: dict[str, Row] = {}
     for row in rows:
         taken = row.median("step") or row.median("rollout")
@@ -443,7 +443,7 @@ COLUMNS = (
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The results as a markdown table; then spreads, what failed and what was skipped, a line each."""
+    """The results as a markdown table, then one line for each spread, failure and skipped row."""
     shown = [result for result in results if not result["failed"] and not result["skipped"]]
     columns = [column for column in COLUMNS if any(result[column[1]] is not None for result in shown)]
     lines = []
@@ -495,10 +495,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5, help="rounds (default: 5)")
-    parser.add_argument("--new-tokens", type=int, help="tokens of an answer (default: the workload's)")
-    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="interpreter of a peer")
-    parser.add_argument("--cache", type=Path, help="folder that keeps the weights (default: in the temporary folder)")
-    parser.add_argument("--limit", type=float, default=900, help="seconds for one answer of a peer (default: 900)")
+    parser.add_argument("--new-tokens", type=int, help="tokens per answer (default: the workload's)")
+    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="a peer's interpreter")
+    parser.add_argument("--cache", type=Path, help="folder for the weights (default: in the temporary folder)")
+    parser.add_argument("--limit", type=float, default=900, help="seconds a peer has for one command (default: 900)")
     given = parser.parse_args(arguments)
     for name, known in (("peers", tuple(PEERS)), ("dtypes", DTYPES)):
         chosen = [part for part in getattr(given, name).split(",") if part]
@@ -526,17 +526,17 @@ def make_rows(peers: list[str], dtypes: list[str]) -> list[Row]:
 
 
 def leave_out(rows: list[Row], work: Workload, machine: dict[str, Any]) -> None:
-    """Skips a large workload in a dtype whose products a peer's library makes at a crawl: the other dtype counts."""
+    """Skips a dtype in which a peer's library is 20 times slower than in float32, unless the workload is small."""
     rates = machine["gflops_by_library"]
     for row in rows:
         library = LIBRARY[row.peer]
         fast, slow = rates["float32"].get(library), rates[row.dtype].get(library)
         if not work.together and fast and slow < fast / 20:
-            row.skipped = f"{library} makes {row.dtype} products at {slow:.1f} GFLOP/s here, {fast:.0f} in float32"
+            row.skipped = f"{library} reaches {slow:.1f} GFLOP/s in {row.dtype} here, {fast:.0f} in float32"
 
 
 def weights_folder(work: Workload, cache: Path | None, python: str, task: Task) -> str:
-    """The folder of the workload's weights, made where it is not there yet."""
+    """The folder with the workload's weights; writes them if it does not exist."""
     shape = dataclasses.replace(work, new_tokens=0)
     folder = (cache or Path(tempfile.gettempdir()) / "grpojax-compare").absolute() / work.name
     if not (folder / "config.json").is_file():
@@ -571,7 +571,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = report(rows, work, machine)
     print("\n" + table(results))
     if busy:
-        print(f"- other programs used up to {max(busy):.2f} cores while all peers waited")
+        print(f"- other programs used up to {max(busy):.2f} cores while all peers were waiting")
     if given.json:
         whole = {"machine": machine, "workload": dataclasses.asdict(work), "results": results}
         given.json.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")

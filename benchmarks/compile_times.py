@@ -1,11 +1,12 @@
-"""How long do the three programs take to compile, by number of layers, and with the compilation cache on disk?
+"""How long do the three programs take to compile, by number of layers, without and with the compilation cache on disk?
 
     python benchmarks/compile_times.py
     python benchmarks/compile_times.py --layers 28
 
-Cold: an empty cache folder. Warm: the same process forgets its programs and reads them from the folder, as the next run
-does. Tracing (Python to StableHLO) is done either way. The size is that of the StableHLO, in lines: a decode step repeats a
-layer for each of them, the other programs hold it once. Nothing is computed, and no weights are made.
+Prints a row per number of layers and program. Cold: with an empty cache folder. Warm: the same process clears its
+programs and reads them from the folder, as the next run would; tracing (Python to StableHLO) is repeated. Lines of
+StableHLO measure the size of a program: a decode step repeats each layer, the other programs contain it once. Nothing
+is computed and no weights are made.
 """
 
 import argparse
@@ -27,10 +28,10 @@ from grpojax.variants import get_variant
 
 def main() -> None:
     parser = timing.make_parser(__doc__, repeats=0)
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 8], help="of the 28 (default: 2 4 8)")
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt (default: 100)")
-    parser.add_argument("--rollouts", type=int, default=8, help="answers to it (default: 8)")
-    parser.add_argument("--new", type=int, default=32, help="tokens of an answer (default: 32)")
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 8], help="numbers of layers (default: 2 4 8)")
+    parser.add_argument("--prompt", type=int, default=100, help="tokens in the prompt (default: 100)")
+    parser.add_argument("--rollouts", type=int, default=8, help="answers to the prompt (default: 8)")
+    parser.add_argument("--new", type=int, default=32, help="tokens per answer (default: 32)")
     args = parser.parse_args()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +55,7 @@ def rows_of(layers: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def seconds_of(lower: Callable[[], Any]) -> tuple[float, float, int]:
-    """Seconds of tracing and of compiling, and the size."""
+    """Seconds of tracing, seconds of compiling, and lines of StableHLO."""
     start = time.perf_counter()
     lowered = lower()
     traced = time.perf_counter()

@@ -1,13 +1,14 @@
-"""How near is a decode step to what the machine can do, by batch size?
+"""How close is a decode step to the limits of the machine, by batch size?
 
     python benchmarks/decode.py
     python benchmarks/decode.py --layers 28 --batches 8 --dtypes float32       the whole model, two rows
 
-A step is timed as rollouts of 33 tokens less the prefill of their one prompt, over 32: what the compiled program takes,
-with sampling and bookkeeping. End tokens are disabled. Every step reads all weights once, and multiplies them with each
-row: from some batch on that takes longer. The shares are of the read bandwidth and of the rate of matrix products, both
-measured first (see peers/machine.py; for bfloat16 the better of its own rate and float32's). Keys and values, which are
-read too, are not counted. Checked first: in float32 an answer and its log-probs are the same in every batch.
+Prints a row per dtype, sampler and batch size. A step takes the time of rollouts of 33 tokens, minus the prefill of
+their one prompt, divided by 32; so it includes sampling and bookkeeping. Stop tokens are disabled. Every step reads
+all weights once and multiplies them by each row, which takes longer than reading if the batch is large. The shares
+are of the read bandwidth and of the rate of matrix products, both measured first (peers/machine.py; for bfloat16 its
+own rate or float32's, whichever is higher). Reading keys and values is not counted. Checked first: in float32 an
+answer and its log-probs are the same in every batch.
 """
 
 import argparse
@@ -32,14 +33,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--samplers", nargs="+", choices=list(SAMPLERS), default=list(SAMPLERS))
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt (default: 100)")
-    parser.add_argument("--new", type=int, default=33, help="tokens of an answer (default: 33)")
+    parser.add_argument("--prompt", type=int, default=100, help="tokens in the prompt (default: 100)")
+    parser.add_argument("--new", type=int, default=33, help="tokens per answer (default: 33)")
     args = parser.parse_args()
     bandwidth, products = timing.read_bandwidth(), timing.product_rates()
     rows = [row for dtype in args.dtypes for row in rows_of(dtype, args, bandwidth, products[dtype])]
     model = timing.part_of_model(timing.part_config(args.layers))
-    rates = f"Memory is read at {bandwidth:.1f} GB/s, products are made at {products['float32']:.0f} GFLOP/s (float32)"
-    rates = f"{rates}, {products['bfloat16']:.0f} (bfloat16)."
+    rates = f"Read bandwidth {bandwidth:.1f} GB/s, matrix products {products['float32']:.0f} GFLOP/s in float32"
+    rates = f"{rates}, {products['bfloat16']:.0f} in bfloat16."
     timing.report(args, rows, f"{model}; prompt of {args.prompt} tokens.", rates)
 
 
@@ -70,7 +71,7 @@ def rows_of(dtype: str, args: argparse.Namespace, bandwidth: float, products: fl
             step = (seconds[name, batch] - seconds["prefill"]) / (args.new - 1)
             read, multiplied = size / step / 1e9, 2 * weights * batch / step / 1e9
             rows.append({
-                "dtype": dtype, "sampler": name, "batch": batch, "ms a step": 1e3 * step, "tokens/s": batch / step,
+                "dtype": dtype, "sampler": name, "batch": batch, "ms per step": 1e3 * step, "tokens/s": batch / step,
                 "reads GB/s": read, "of bandwidth": f"{100 * read / bandwidth:.0f} %",
                 "products GFLOP/s": multiplied, "of their rate": f"{100 * multiplied / products:.0f} %",
                 "compile s": compile_seconds[name, batch],
@@ -79,7 +80,7 @@ def rows_of(dtype: str, args: argparse.Namespace, bandwidth: float, products: fl
 
 
 def first_logits(config: QwenConfig, params: Params, prompts: Array) -> Array:
-    """The part of the rollouts before the first draw."""
+    """The part of the rollouts before the first token is sampled."""
     hidden, _ = hidden_states(config, params, prompts, *causal_inputs(prompts))
     return head_logits(config, params, hidden[:, -1])
 

@@ -1,12 +1,13 @@
-"""Is it faster to hand the place of an ended answer to a prompt that waits (continuous batching), or to decode in batches?
+"""Is an evaluation faster with continuous batching or with static batches?
 
     python benchmarks/evaluation.py
     python benchmarks/evaluation.py --model tiny-reasoning
 
-The embedded model's greedy answers to held-out arithmetic problems, without grading. Batches: problems in order of
-prompt length, each batch decoded until its last answer ends; rows that ended before are decoded too, for nothing, and
-so are those that fill up the last batch. Slots: `stream_answers`, as `grpojax eval` and a run's evaluations have it.
-Every way and size gives the same answers: checked first.
+Prints the seconds of both for several batch sizes. Measured are an embedded model's greedy answers to held-out
+arithmetic problems, without grading. Static: problems sorted by prompt length, each batch decoded until its last
+answer ends; rows that end earlier, and those that fill up the last batch, are decoded for nothing. Continuous:
+`stream_answers`, as used by `grpojax eval` and the evaluations of a run. Checked first: both give the same answers at
+every size.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--model", default="tiny-base", help="embedded model or folder (default: tiny-base)")
     parser.add_argument("--dataset", default="arithmetic", help="as for grpojax eval (default: arithmetic)")
     parser.add_argument("--problems", type=int, nargs="+", default=[200, 512], help="how many (default: 200 512)")
-    parser.add_argument("--new", type=int, default=256, help="most tokens of an answer (default: 256)")
+    parser.add_argument("--new", type=int, default=256, help="token budget of an answer (default: 256)")
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 64])
     args = parser.parse_args()
     policy = load_policy(args.model, dtype="float32")
@@ -42,8 +43,8 @@ def main() -> None:
 def rows_of(policy: Policy, count: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     problems = load_problems(args.dataset, "eval", limit=count)
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, DEFAULT_TEMPLATE), thinking=True) for p in problems]
-    keys = jax.random.split(jax.random.key(0), count)  # greedy answers draw nothing
-    ways = {"batches": in_batches, "slots": in_slots}
+    keys = jax.random.split(jax.random.key(0), count)  # greedy answers use no random numbers
+    ways = {"static": static_batches, "continuous": continuous_batching}
     runs, expected = {}, None
     for size in args.batches:
         for name, way in ways.items():
@@ -52,7 +53,7 @@ def rows_of(policy: Policy, count: int, args: argparse.Namespace) -> list[dict[s
             expected = expected or answers
             differing = sum(a != b for a, b in zip(answers, expected, strict=True))
             if differing:
-                raise SystemExit(f"{name} of {size} give {differing} other answers; nothing is timed")
+                raise SystemExit(f"{differing} answers differ with {name} batches of {size}; nothing is timed")
             runs[size, name] = run
     seconds = timing.median_of(runs, args.repeats)
     lengths = [len(answer) for answer in expected]
@@ -60,16 +61,16 @@ def rows_of(policy: Policy, count: int, args: argparse.Namespace) -> list[dict[s
     for size in args.batches:
         ordered = [lengths[i] for i in _order(prompts)]
         steps = sum(max(ordered[at : at + size]) for at in range(0, count, size))
-        old, new = seconds[size, "batches"], seconds[size, "slots"]
+        static, continuous = seconds[size, "static"], seconds[size, "continuous"]
         rows.append({
             "problems": count, "tokens": sum(lengths), "longest": max(lengths), "batch": size,
             "rows decoded after their end": f"{100 * (1 - sum(lengths) / (steps * min(size, count))):.0f} %",
-            "batches s": old, "slots s": new, "slots are faster": f"{old / new:.2f} times",
+            "static s": static, "continuous s": continuous, "speed-up": f"{static / continuous:.2f} times",
         })  # fmt: skip
     return rows
 
 
-def in_batches(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: int, size: int) -> Answers:
+def static_batches(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: int, size: int) -> Answers:
     answers: Answers = [[] for _ in prompts]
     order, size = _order(prompts), min(size, len(prompts))
     for at in range(0, len(order), size):
@@ -81,7 +82,7 @@ def in_batches(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: i
     return answers
 
 
-def in_slots(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: int, size: int) -> Answers:
+def continuous_batching(policy: Policy, prompts: list[list[int]], keys: jax.Array, new: int, size: int) -> Answers:
     answers: Answers = [[] for _ in prompts]
     for group in stream_answers(policy, policy.params, prompts, keys, GREEDY, 1, new, size):
         for answered in group:

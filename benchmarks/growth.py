@@ -1,10 +1,11 @@
-"""Does the cost of rollouts and updates grow no faster than the number of tokens?
+"""Does the cost of rollouts and updates grow faster than the number of tokens?
 
     python benchmarks/growth.py
 
-Rollouts of 4 answers (greedy, end tokens disabled) and the update with 4 answers, of 64 to 1024 tokens. A longer answer
-begins with a shorter one: checked first. Milliseconds a token that stay the same over the widths mean linear growth;
-what they rise by is attention over longer answers. Layers and vocabulary are cut to the same part of the model.
+Prints the time per token of rollouts (4 answers, greedy, stop tokens disabled) and of the update with 4 answers, for
+answers of 64 to 1024 tokens. A constant time per token means linear growth; attention over longer answers makes it
+rise. Layers and vocabulary are reduced by the same factor. Checked first: a longer answer begins with the shorter
+one.
 """
 
 import functools
@@ -21,9 +22,9 @@ from grpojax.variants import get_variant
 
 def main() -> None:
     parser = timing.make_parser(__doc__, layers=1)
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt (default: 100)")
-    parser.add_argument("--rollouts", type=int, default=4, help="answers to it (default: 4)")
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512, 1024], help="tokens of an answer")
+    parser.add_argument("--prompt", type=int, default=100, help="tokens in the prompt (default: 100)")
+    parser.add_argument("--rollouts", type=int, default=4, help="answers to the prompt (default: 4)")
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512, 1024], help="tokens per answer")
     args = parser.parse_args()
     config = timing.part_config(args.layers)
     params = timing.random_params(config)
@@ -32,9 +33,9 @@ def main() -> None:
     for width in args.widths:
         tokens = width * args.rollouts
         rows.append({
-            "tokens of an answer": width,
-            "rollouts s": of_rollouts[width], "ms a token": 1e3 * of_rollouts[width] / tokens,
-            "update s": of_update[width], "ms a token of it": 1e3 * of_update[width] / tokens,
+            "tokens per answer": width,
+            "rollouts s": of_rollouts[width], "ms per token": 1e3 * of_rollouts[width] / tokens,
+            "update s": of_update[width], "ms per token, update": 1e3 * of_update[width] / tokens,
         })  # fmt: skip
     work = f"prompt of {args.prompt} tokens, {args.rollouts} answers"
     timing.report(args, rows, f"{timing.part_of_model(config)}, float32; {work}.")
@@ -58,7 +59,7 @@ def rollout_seconds(config, params, args) -> dict[int, float]:
 
 
 def update_seconds(config, params, args) -> dict[int, float]:
-    """With the micro-batch that training would choose. At a learning rate of 0 every repetition does the same."""
+    """With the micro-batch of a training run. The learning rate is 0, so every repetition computes the same."""
     optimizer, variant = make_optimizer(), get_variant("tracking").loss
     state = [params, init_optimizer(optimizer, params)]
     programs = {}

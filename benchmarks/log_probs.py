@@ -2,11 +2,11 @@
 
     python benchmarks/log_probs.py
 
-Hidden states [8, 64, 1024] and a head [151936, 1024], float32. Whole: the logits [8, 64, V], their log-softmax, and the
-targets' places. Chunks: `chunked_logps` with so many positions' logits at a time, made again for the gradient. Gradient
-of a weighted sum of the log-probs by hidden states and head. Memory is what the compiled program says it takes for
-temporaries (the gradient by the head, an output, is not among them). Values and gradients are the same before anything
-is timed.
+Prints seconds and memory of each way for hidden states [8, 64, 1024] and a head [151936, 1024], in float32. Whole:
+the logits [8, 64, V], their log-softmax, and the targets picked from it. Chunks: `chunked_logps`, which holds the
+logits of a few positions at a time and recomputes them for the gradient. The gradient is that of a weighted sum of
+the log-probs with respect to hidden states and head. Memory is the temporary memory reported by the compiled program
+(the head's gradient is an output and not included). Checked first: values and gradients are the same.
 """
 
 import functools
@@ -23,8 +23,8 @@ from grpojax.loss.logprobs import CHUNK_ELEMENTS, chunked_logps
 def main() -> None:
     parser = timing.make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=8, help="answers (default: 8)")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer (default: 64)")
-    parser.add_argument("--chunks", type=int, nargs="+", default=[32, 128, 256], help="positions at a time")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per answer (default: 64)")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[32, 128, 256], help="positions per chunk")
     args = parser.parse_args()
     config = timing.whole_config(1)
     shape, vocab = (args.rows, args.tokens), config.vocab_size

@@ -1,10 +1,10 @@
-"""How much memory does a step of Qwen3-0.6B take, 8 answers of 1024 tokens to one prompt?
+"""How much memory does a step of Qwen3-0.6B take, with 8 answers of 1024 tokens to one prompt?
 
     python benchmarks/memory.py              both dtypes, 28 layers: nothing is allocated, compiling takes half a minute
 
-What the compiled programs say: arguments, outputs that do not take an argument's place, and temporaries. (They are
-compiled without LLVM's optimizations, which come after the memory is laid out.) Rollouts and
-scoring run while the optimizer's moments wait beside them, which a step's peak includes.
+Prints what each compiled program reports: arguments, outputs that do not reuse the memory of an argument, and
+temporaries. During rollouts and scoring the optimizer's moments are in memory too, and count towards the peak. (The
+programs are compiled without LLVM's optimizations, which happen after memory is assigned.)
 """
 
 import argparse
@@ -23,15 +23,15 @@ from grpojax.variants import get_variant
 
 def main() -> None:
     parser = timing.make_parser(__doc__, layers=28, repeats=0)
-    parser.add_argument("--prompt", type=int, default=112, help="tokens of the prompt (default: 112)")
-    parser.add_argument("--rollouts", type=int, default=8, help="answers to it (default: 8)")
-    parser.add_argument("--new", type=int, default=1024, help="tokens of an answer (default: 1024)")
+    parser.add_argument("--prompt", type=int, default=112, help="tokens in the prompt (default: 112)")
+    parser.add_argument("--rollouts", type=int, default=8, help="answers to the prompt (default: 8)")
+    parser.add_argument("--new", type=int, default=1024, help="tokens per answer (default: 1024)")
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     args = parser.parse_args()
     rows = [row for dtype in args.dtypes for row in rows_of(dtype, args)]
     model = timing.part_of_model(timing.whole_config(args.layers))
     work = f"prompt of {args.prompt} tokens, {args.rollouts} answers of {args.new}"
-    timing.report(args, rows, f"{model}; {work}.", "dtype: of parameters, moments and products.")
+    timing.report(args, rows, f"{model}; {work}.", "dtype: that of parameters, moments and products.")
 
 
 def rows_of(dtype: str, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def rows_of(dtype: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         new = memory.output_size_in_bytes - memory.alias_size_in_bytes
         beside = 0 if name.startswith("update") else moment_bytes
         sizes = memory.argument_size_in_bytes, new, memory.temp_size_in_bytes, beside
-        names = "arguments GB", "new outputs GB", "temporaries GB", "moments beside GB"
+        names = "arguments GB", "new outputs GB", "temporaries GB", "moments GB"
         gigabytes = [f"{size / 1e9:.2f}" for size in (*sizes, sum(sizes))]
         rows.append({"dtype": dtype, "program": name} | dict(zip((*names, "peak GB"), gigabytes, strict=True)))
     return rows

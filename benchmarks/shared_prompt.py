@@ -1,10 +1,10 @@
-"""What does it save to compute a prompt once for all of its answers?
+"""How much is saved by computing a prompt once for all of its answers?
 
     python benchmarks/shared_prompt.py
 
-The same 8 answers to one prompt, once with the prompt shared and once with 8 copies of it: rollouts (greedy, end tokens
-disabled), scoring, and the update. Answers, log-probs and gradient are the same before anything is timed. Layers and
-vocabulary are cut to the same part of the model, so that the ratio is that of the whole.
+Prints the seconds of rollouts (greedy, stop tokens disabled), scoring and update for 8 answers to one prompt, with
+the prompt shared and with 8 copies of it. Layers and vocabulary are reduced by the same factor, so the ratio is that
+of the whole model. Checked first: answers, log-probs and gradient are the same.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from grpojax.variants import get_variant
 
 def main() -> None:
     parser = timing.make_parser(__doc__, layers=1)
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of the prompt (default: 100)")
-    parser.add_argument("--rollouts", type=int, default=8, help="answers to it (default: 8)")
-    parser.add_argument("--widths", type=int, nargs="+", default=[32, 256], help="tokens of an answer")
+    parser.add_argument("--prompt", type=int, default=100, help="tokens in the prompt (default: 100)")
+    parser.add_argument("--rollouts", type=int, default=8, help="answers to the prompt (default: 8)")
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 256], help="tokens per answer")
     args = parser.parse_args()
     config = timing.part_config(args.layers)
     params = timing.random_params(config)
@@ -43,19 +43,19 @@ def main() -> None:
             programs, compile_seconds, same = measure(config, params, batches)
             seconds = timing.median_of(programs, args.repeats)
             rows.append({
-                "": what, "answers of": width, "shared s": seconds["shared"], "copied s": seconds["copied"],
+                "": what, "tokens per answer": width, "shared s": seconds["shared"], "copied s": seconds["copied"],
                 "copied / shared": seconds["copied"] / seconds["shared"], "largest difference": f"{same:.0e}",
                 "compile shared s": compile_seconds["shared"], "compile copied s": compile_seconds["copied"],
             })  # fmt: skip
     work = f"prompt of {args.prompt} tokens, {args.rollouts} answers"
     timing.report(
         args, rows, f"{timing.part_of_model(config)}, float32; {work}.",
-        "Largest difference: of log-probs in nats (answers are the same tokens); of a gradient over its largest entry.",
+        "Largest difference: log-probs in nats (the tokens are the same); gradients relative to their largest entry.",
     )  # fmt: skip
 
 
 def rollouts(config, params, batches: dict[str, Batch]):
-    """With 8 copies each prompt has one answer; row b draws with the same key either way."""
+    """With 8 copies each prompt has one answer. Row b is sampled with the same key either way."""
     programs, seconds = {}, {}
     for name, batch in batches.items():
         inputs = (params, batch.prompts, batch.prompt_lens, jax.random.key(0), GREEDY)
@@ -79,10 +79,10 @@ def scoring(config, params, batches: dict[str, Batch]):
 
 
 def updating(config, params, batches: dict[str, Batch]):
-    """At a learning rate of 0 every repetition does the same. Adam's first moments are a multiple of the gradient."""
+    """The learning rate is 0, so every repetition computes the same. Adam's mu is a multiple of the gradient."""
     variant, optimizer, programs, seconds, moments = get_variant("tracking").loss, make_optimizer(), {}, {}, {}
     for name, batch in batches.items():
-        own = jax.tree.map(lambda x: x.copy(), params)  # the update takes their memory
+        own = jax.tree.map(lambda x: x.copy(), params)  # the update reuses their memory
         state = [own, init_optimizer(optimizer, own)]
         rows = len(batch.targets)
         program, seconds[name] = timing.compiled(update_in_place, config, optimizer, *state, variant, batch, 0.0, rows)

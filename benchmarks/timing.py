@@ -1,4 +1,4 @@
-"""What the benchmarks of one question each have in common: Qwen3-0.6B's shape, a timer, the table and its file."""
+"""What the benchmarks share: Qwen3-0.6B's shape, a timer, and the printed table with its JSON file."""
 
 import argparse
 import dataclasses
@@ -20,19 +20,19 @@ from peers.workload import WORKLOADS
 
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import Params, param_shapes
-from grpojax.runner import compile_quickly, keep_freed_memory
+from grpojax.process import compile_quickly, keep_freed_memory
 from grpojax.training.update import Batch
 
 LAYERS = WORKLOADS["600m"].num_layers
 SAME = 1e-5
-"""What float32 sums may differ by in another order."""
+"""How much float32 sums may differ if summed in another order."""
 
 
 # --- the model ---
 
 
 def whole_config(layers: int, compute_dtype: str = "float32") -> QwenConfig:
-    """Qwen3-0.6B's shape with so many layers, and its vocabulary of 151,936."""
+    """Qwen3-0.6B's shape with this number of layers, and its vocabulary of 151,936."""
     shape = dataclasses.asdict(WORKLOADS["600m"])
     shape = {field.name: shape[field.name] for field in dataclasses.fields(QwenConfig) if field.name in shape}
     return QwenConfig(
@@ -42,20 +42,21 @@ def whole_config(layers: int, compute_dtype: str = "float32") -> QwenConfig:
 
 
 def part_config(layers: int, compute_dtype: str = "float32") -> QwenConfig:
-    """The same with as large a part of the vocabulary as of the layers, so that head and layers keep their proportion:
-    what is a ratio is that of the whole model, what are seconds a part of it.
+    """The same, with layers and vocabulary reduced by the same factor, so that head and layers keep their proportion.
+
+    Ratios are then those of the whole model, seconds a fraction of its seconds.
     """
     whole = whole_config(layers, compute_dtype)
     return dataclasses.replace(whole, vocab_size=whole.vocab_size * layers // LAYERS)
 
 
 def part_of_model(config: QwenConfig) -> str:
-    """How much of the model it is, in words."""
+    """A phrase that says what part of the model this is."""
     return f"Qwen3-0.6B's shape, {config.num_layers} of {LAYERS} layers, vocabulary {config.vocab_size:,}"
 
 
 def random_params(config: QwenConfig, dtype: str = "float32") -> Params:
-    """Weights from a normal of 0.02, norm scales 1: the same four million numbers over and over."""
+    """Normal weights with standard deviation 0.02 and norm scales 1, made of the same four million numbers."""
     numbers = normal_numbers()
 
     def fill(path, shape):
@@ -68,12 +69,12 @@ def random_params(config: QwenConfig, dtype: str = "float32") -> Params:
 
 
 def normal_numbers() -> np.ndarray:
-    """From a normal of 0.02; their count is a prime, so that no two rows of a matrix filled with them are equal."""
+    """Normal numbers with standard deviation 0.02; a prime count, so that no two rows of a matrix of them are equal."""
     return np.random.default_rng(0).normal(0, 0.02, 4_194_301).astype(np.float32)
 
 
 def random_batch(config: QwenConfig, prompt_tokens: int, answers: int, width: int) -> Batch:
-    """So many whole answers of so many tokens to one prompt, all random."""
+    """Random answers to one random prompt, each `width` tokens long."""
     draw = np.random.default_rng(0)
     return Batch(
         prompts=draw.integers(0, config.vocab_size, (1, prompt_tokens), np.int32),
@@ -81,7 +82,7 @@ def random_batch(config: QwenConfig, prompt_tokens: int, answers: int, width: in
         prompt_of=np.zeros(answers, np.int32),
         targets=draw.integers(0, config.vocab_size, (answers, width), np.int32),
         mask=np.ones((answers, width), np.float32),
-        old_logps=np.zeros((answers, width), np.float32),  # so only for a loss that does not look at them
+        old_logps=np.zeros((answers, width), np.float32),  # so only for a loss that does not use them
         advantages=draw.normal(size=answers).astype(np.float32),
     )
 
@@ -97,7 +98,7 @@ def compiled(function: Any, *args: Any, **options: Any) -> tuple[Any, float]:
 
 
 def median_of(runs: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
-    """Median seconds of each of several compiled ways, which take turns; a slow first turn of three does not count."""
+    """Median seconds of each of several compiled programs, which run in alternation."""
     seconds: dict[Any, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
@@ -108,10 +109,10 @@ def median_of(runs: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, flo
 
 
 def check_same(what: str, ours: Any, theirs: Any, relative: bool = False, bound: float = SAME) -> float:
-    """The largest difference of two trees of arrays; relative: as a share of the largest value of each array.
+    """The largest difference between two trees of arrays; if `relative`, as a share of the largest value of each array.
 
     Raises:
-      SystemExit: if it exceeds the bound. What is not the same is not timed.
+      SystemExit: if it exceeds the bound, because programs with different results are not timed.
     """
     found = max(jax.tree.leaves(jax.tree.map(lambda x, y: _difference(x, y, relative), ours, theirs)))
     if not found <= bound:
@@ -129,15 +130,18 @@ def _difference(x: Any, y: Any, relative: bool) -> float:
 
 
 def make_parser(doc: str, layers: int | None = None, repeats: int = 3) -> argparse.ArgumentParser:
-    """--json and --repeats, and --layers where there are. Prepares the process as `grpojax` does, but for the cache on disk."""
+    """A parser with --json, and with --repeats and --layers if they have a default.
+
+    Sets the process up as `grpojax` does, but without the compilation cache on disk.
+    """
     keep_freed_memory()
     compile_quickly()
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file for the same as json")
+    parser.add_argument("--json", type=Path, help="file for the results as JSON")
     if repeats:
-        parser.add_argument("--repeats", type=int, default=repeats, help=f"rounds that count (default: {repeats})")
+        parser.add_argument("--repeats", type=int, default=repeats, help=f"timed rounds (default: {repeats})")
     if layers:
-        parser.add_argument("--layers", type=int, default=layers, help=f"of the {LAYERS} (default: {layers})")
+        parser.add_argument("--layers", type=int, default=layers, help=f"layers, of {LAYERS} (default: {layers})")
     parser.set_defaults(started=_clocks())
     return parser
 
@@ -151,18 +155,18 @@ def machine() -> dict[str, Any]:
 
 
 def read_bandwidth() -> float:
-    """GB/s at which memory is read by the fastest of several ways, see peers/machine.py."""
+    """Read bandwidth in GB/s, the best of several ways to read (peers/machine.py)."""
     return max(read_rates(os.cpu_count()).values())
 
 
 def product_rates() -> dict[str, float]:
-    """GFLOP/s of matrix products by dtype, of the fastest library; bfloat16's may be made in float32."""
+    """GFLOP/s of matrix products by dtype, of the fastest library; bfloat16 ones may be computed in float32."""
     best = {dtype: max(rates.values()) for dtype, rates in matrix_rates(os.cpu_count()).items()}
     return {dtype: max(rate, best["float32"]) for dtype, rate in best.items()}
 
 
 def report(args: argparse.Namespace, rows: Sequence[dict[str, Any]], *notes: str) -> None:
-    """Prints the rows as a table, the notes and the machine; writes the file of --json."""
+    """Prints the rows as a table, then the notes and the machine, and writes the file of --json."""
     print(f"| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
     for row in rows:
         print(f"| {' | '.join(_cell(value) for value in row.values())} |")
@@ -170,19 +174,19 @@ def report(args: argparse.Namespace, rows: Sequence[dict[str, Any]], *notes: str
     about["others_busy_cores"] = round(max(0.0, busy - own) / seconds, 2)
     print("", *notes, sep="\n")
     print(f"{about['processor']}, {about['cores']} cores, {about['device']}; jax {about['jax']}; {about['date']}")
-    print(f"Other programs used {about['others_busy_cores']} cores meanwhile.")
+    print(f"Other programs used {about['others_busy_cores']} cores.")
     if args.json:
         args.json.write_text(json.dumps({"machine": about, "notes": notes, "results": rows}, indent=2) + "\n")
 
 
 def _clocks() -> tuple[float, float, float]:
-    """Seconds of the clock, of all cores (not known outside Linux: 0) and of this process."""
+    """Seconds of the clock, of all cores (0 outside Linux, where they are unknown) and of this process."""
     busy = busy_seconds() if Path("/proc/stat").exists() else 0.0
     return time.perf_counter(), busy, time.process_time()
 
 
 def _cell(value: Any) -> str:
-    """Three digits of a float."""
+    """A float with three significant digits."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,13 +1,15 @@
-"""What does exact top-p cost without a sort, and a draw without a random number for every id?
+"""What does exact top-p cost without a sort, and sampling without a random number for every id?
 
     python benchmarks/top_p.py
 
-At [8, 151936]: the top-p set by bisection against the set by a sort; a draw from two uniform numbers against the
-largest of V Gumbel numbers (jax.random.categorical); and `sample` against its plain twin, sort and Gumbel. Logits are
-normal with a deviation of 0.6, as random weights have them, and of 3, where fewer ids hold most of the probability.
+Prints the milliseconds of both ways at [8, 151936]: the top-p set by bisection and by a sort; a token sampled with
+two uniform numbers and as the largest of V Gumbel numbers (jax.random.categorical); and `sample` against sort and
+Gumbel numbers together. Logits are normal with a standard deviation of 0.6, as with random weights, and of 3, where
+fewer ids have most of the probability.
 
-Checked first: both ways keep the same ids but for such that float32 sums cannot tell (of less than 1e-5 probability
-together; how many is in the table), and both draw each of 64 ids as often as its weight says, to five deviations.
+Checked first: both ways keep the same ids, except some that float32 sums cannot distinguish (less than 1e-5
+probability together; the table has their number), and both sample each of 64 ids as often as its probability says,
+within five standard deviations.
 """
 
 import functools
@@ -27,8 +29,8 @@ DRAWS = 100_000
 
 def main() -> None:
     parser = timing.make_parser(__doc__, repeats=9)
-    parser.add_argument("--rows", type=int, default=8, help="distributions at once (default: 8)")
-    parser.add_argument("--vocab", type=int, default=151_936, help="ids (default: 151936)")
+    parser.add_argument("--rows", type=int, default=8, help="rows of logits (default: 8)")
+    parser.add_argument("--vocab", type=int, default=151_936, help="ids in the vocabulary (default: 151936)")
     args = parser.parse_args()
     check_draws()
     keys, sampler = jax.random.split(jax.random.key(1), args.rows), make_sampler(TEMPERATURE, TOP_P)
@@ -49,9 +51,9 @@ def main() -> None:
             both = {"ours": functools.partial(ours, logits, keys), "plain": functools.partial(plain, logits, keys)}
             seconds = timing.median_of(both, args.repeats)
             rows.append({
-                "deviation": deviation, "": what, "ours ms": 1e3 * seconds["ours"], "plain ms": 1e3 * seconds["plain"],
-                "plain / ours": seconds["plain"] / seconds["ours"], "ids kept of a row": kept,
-                "kept by one alone": differing, "compile ours s": ours_compile, "compile plain s": plain_compile,
+                "std": deviation, "": what, "ours ms": 1e3 * seconds["ours"], "plain ms": 1e3 * seconds["plain"],
+                "plain / ours": seconds["plain"] / seconds["ours"], "ids kept per row": kept,
+                "kept by only one": differing, "compile ours s": ours_compile, "compile plain s": plain_compile,
             })  # fmt: skip
     timing.report(args, rows, f"[{args.rows}, {args.vocab}] float32, temperature {TEMPERATURE}, top-p {TOP_P}.")
 
@@ -61,7 +63,7 @@ def by_bisection(logits: Array) -> Array:
 
 
 def by_sort(logits: Array) -> Array:
-    """Keeps an id where those likelier than it hold less than TOP_P."""
+    """Keeps an id if the more likely ids have a total probability below TOP_P."""
     ordered = -jnp.sort(-logits, axis=-1)
     probs = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(probs, axis=-1) - probs
@@ -75,11 +77,11 @@ def plain_sample(logits: Array, keys: Array) -> tuple[Array, Array]:
 
 
 def check_kept(logits: Array) -> tuple[int, int]:
-    """How many ids of a row are kept, on average, and how many of all rows by one way alone."""
+    """Ids kept per row, on average, and ids kept by only one of the two ways, over all rows."""
     ours, theirs = (~np.isneginf(np.asarray(jax.jit(keep)(logits))) for keep in (by_bisection, by_sort))
     odd = np.sum(np.where(ours != theirs, np.asarray(jax.nn.softmax(logits, axis=-1)), 0), axis=-1).max()
     if not odd <= timing.SAME:
-        raise SystemExit(f"the sets kept differ by a probability of {odd:.1e}; nothing is timed")
+        raise SystemExit(f"the kept sets differ by a probability of {odd:.1e}; nothing is timed")
     return int(ours.sum(axis=-1).mean()), int((ours != theirs).sum())
 
 
@@ -92,7 +94,7 @@ def check_draws() -> None:
         share = np.bincount(np.asarray(jax.jit(jax.vmap(way))(keys)), minlength=64) / DRAWS
         off = np.max(np.abs(share - probs) / np.sqrt(probs * (1 - probs) / DRAWS))
         if not off <= 5:
-            raise SystemExit(f"{name} is {off:.1f} deviations off what the weights say; nothing is timed")
+            raise SystemExit(f"frequencies of {name} are off by {off:.1f} standard deviations; nothing is timed")
 
 
 if __name__ == "__main__":

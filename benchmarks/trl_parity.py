@@ -1,18 +1,19 @@
-"""Do our recipes compute what TRL computes? Both losses on the same arrays, and the differences.
+"""Do our recipes compute the same loss as TRL?
 
-    pip install trl          # brings torch where it is missing
+    pip install trl          # installs torch too
     python benchmarks/trl_parity.py
 
-TRL's side is TRL's own code. A GRPOTrainer (or RLOOTrainer) without its constructor gets the settings of a real
-GRPOConfig and models that answer with given log-probs; it then runs its own `_generate_and_score_completions`, which
-makes the advantages and the weights of trainer over sampler, and its own `_compute_loss`. Its gradient is torch's, with
-respect to the new log-probs. Ours is `policy_loss` on the same numbers and jax's gradient. Everything is float32.
+Prints one row per recipe with the difference between both losses and gradients on the same random arrays, in float32.
+TRL's side is TRL's own code: a GRPOTrainer (or RLOOTrainer), made without its constructor, gets the settings of a
+real GRPOConfig and models that return given log-probs. It runs its own `_generate_and_score_completions`, which
+computes advantages and the weights of trainer over sampler, and its own `_compute_loss`; torch gives the gradient
+with respect to the new log-probs. Our side is `policy_loss` and jax's gradient.
 
-Columns: the difference of the loss; the largest difference of the gradient over its largest entry; the share of ratios
-at which our bound acted and the mean weight of our safeguards, so that agreement means something; what there is to
-know. Rows that say "differs" are known differences, with their cause.
+Columns: the difference of the loss; the largest difference of the gradient relative to its largest entry; the share
+of ratios at which our bound acted, and the mean weight of our safeguards, which show that the comparison is not
+trivial; and a note. Rows marked "differs" are known differences, with their cause.
 
-Exit code 0: every row is as expected. 1: one is not. 2: TRL or torch is missing.
+Exit code 0: every row is as expected. 1: one is not. 2: TRL or torch is not installed.
 """
 
 import importlib.util
@@ -33,14 +34,14 @@ from grpojax.loss.policy_loss import policy_loss
 from grpojax.variants import Variant, get_variant, variant_advantages
 
 PROMPTS, ROLLOUTS, WIDTH = 4, 8, 12
-STOP = 1  # the id that ends an answer; 2 stands for every other
+STOP = 1  # the stop id; 2 stands for every other id
 SAME = 1e-5
-"""What float32 sums of a few hundred terms may differ by, in another order."""
+"""How much float32 sums of a few hundred terms may differ if summed in another order."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row: our variant with its overrides, TRL's settings, and what is expected of the two."""
+    """One row: our variant with its overrides, TRL's settings, and whether the two should agree."""
 
     name: str
     variant: str
@@ -49,7 +50,7 @@ class Case:
     note: str = ""
     differs: bool = False  # a known difference; the note is its cause
     algorithm: str = "GRPO"
-    micro_batches: int = 1  # of TRL's gradient accumulation; ours takes the whole step at once
+    micro_batches: int = 1  # of TRL's gradient accumulation; ours computes the whole step at once
     drift: float = 0.6  # std of the log-ratios of the arrays
     constant: float | None = None  # the reward of every answer
     abstain: bool = False  # some rewards are NaN, and all of one answer's
@@ -67,7 +68,7 @@ NO_KL = {"kl_coeff": 0}
 
 
 def sampler_weights(mode: str, most: float) -> dict[str, Any]:
-    """TRL's weights of trainer over sampler. It has sampler log-probs only where vLLM samples."""
+    """Settings for TRL's weights of trainer over sampler. TRL has sampler log-probs only with vLLM."""
     return {"use_vllm": True, "vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": most}
 
 
@@ -77,17 +78,17 @@ CASES = (
     Case("grpo, two-sided", "grpo", NO_KL | {"clip_dual": 1.5}, GRPO | {"delta": 1.5}, "delta is our clip_dual"),
     Case("grpo, std of the batch", "grpo", NO_KL | {"advantage": "batch-std"}, GRPO | {"scale_rewards": "batch"}),
     Case("grpo, no std", "grpo", NO_KL | {"advantage": "centred"}, GRPO | {"scale_rewards": "none"}),
-    Case("grpo, abstentions", "grpo", NO_KL, GRPO, "an answer that nothing judges has advantage 0", abstain=True),
+    Case("grpo, abstentions", "grpo", NO_KL, GRPO, "if all rewards abstain the advantage is 0", abstain=True),
     Case(
         "grpo, truncated left out", "grpo", NO_KL, GRPO | {"mask_truncated_completions": True},
-        "answers left out still count in the divisor, here as there", truncated=True,
+        "answers left out count in the divisor on both sides", truncated=True,
     ),
     Case(
         "grpo, sequence mask", "grpo", NO_KL | {"sequence_mask_cap": 3.0}, GRPO | sampler_weights("sequence_mask", 3.0),
         "answers within the cap keep their weight p_old / p_sampler; the others get 0",
     ),
-    Case("dapo", "dapo", {}, DAPO, "the loss alone: no overlong reward, no dynamic sampling"),
-    Case("dapo, 2 micro-batches", "dapo", {}, DAPO, "over the tokens of the step, here as there", micro_batches=2),
+    Case("dapo", "dapo", {}, DAPO, "the loss only: no overlong reward, no dynamic sampling"),
+    Case("dapo, 2 micro-batches", "dapo", {}, DAPO, "over the tokens of the step on both sides", micro_batches=2),
     Case("dapo as bnpo", "dapo", {}, DAPO | {"loss_type": "bnpo"}, "in one batch bnpo is dapo"),
     Case("dr-grpo", "dr-grpo", {}, DR_GRPO),
     Case("dr-grpo, budget 100", "dr-grpo", {"token_budget": 100}, DR_GRPO | {"max_completion_length": 100}),
@@ -97,7 +98,7 @@ CASES = (
         "cispo", "cispo", {}, {"loss_type": "cispo", "epsilon_high": 5.0},
         "epsilon_high is the bound itself, as ratio_cap is", drift=1.2,
     ),
-    Case("sapo", "sapo", {}, {"loss_type": "sapo"}, "its gate bounds nothing, it fades"),
+    Case("sapo", "sapo", {}, {"loss_type": "sapo"}, "its gate fades and clips nothing"),
     Case(
         "olmo3", "olmo3", {},
         DAPO | {"epsilon_high": 0.272, "scale_rewards": "none"} | sampler_weights("token_truncate", 2.0),
@@ -120,11 +121,11 @@ CASES = (
     ),
     Case(
         "grpo, TRL's KL", "grpo", {}, GRPO | {"beta": 0.04},
-        "TRL multiplies k3 by the ratio unless told not to; the GRPO paper does not (second row)", differs=True,
+        "TRL multiplies k3 by the ratio by default (second row); the GRPO paper does not", differs=True,
     ),
     Case(
         "gspo with KL reweighted", "gspo", {"kl_coeff": 0.04, "kl_reweight": True}, GRPO | GSPO | REWEIGHTED_KL,
-        "TRL weighs a token's KL by the answer's geometric mean, we by the token's own ratio", differs=True, drift=0.1,
+        "TRL weights a token's KL by the answer's geometric mean, ours by the token's ratio", differs=True, drift=0.1,
     ),
     Case(
         "dapo as bnpo, 2 micro-batches", "dapo", {}, DAPO | {"loss_type": "bnpo"},
@@ -132,7 +133,7 @@ CASES = (
     ),
     Case(
         "gspo in a token mean", "gspo", {}, GSPO | {"loss_type": "dapo"},
-        "weighs an answer by its length (TRL warns); ours averages answers in any reduction", differs=True, drift=1e-3,
+        "TRL weights an answer by its length (and warns); ours always averages answers", differs=True, drift=1e-3,
     ),
     Case(
         "groups that agree", "grpo", NO_KL, GRPO,
@@ -155,7 +156,7 @@ class Data:
 
 
 def make_data(case: Case, rewards: int) -> Data:
-    """Random answers, one of them as long as can be, and one group without signal."""
+    """Random answers, one of them of full length, and one group without signal."""
     rng = np.random.default_rng(0)
     shape = (PROMPTS * ROLLOUTS, WIDTH)
     old = -rng.exponential(1.0, shape)
@@ -203,12 +204,12 @@ def trl_loss(case: Case, weights: list[float], data: Data) -> tuple[float, np.nd
 
 
 def fixed_model(logps: Any) -> SimpleNamespace:
-    """Stands where TRL expects a model, in training."""
+    """A stand-in for the model that TRL expects, in training mode."""
     return SimpleNamespace(logps=logps, training=True, is_gradient_checkpointing=False)
 
 
 def make_trainer(case: Case, weights: list[float], data: Data, folder: str) -> Any:
-    """A trainer of TRL with the attributes that its loss reads, whose answers, log-probs and rewards are the data's."""
+    """A TRL trainer with the attributes that its loss reads, and with answers, log-probs and rewards from the data."""
     import accelerate
     import torch
     import trl
@@ -263,7 +264,7 @@ def make_trainer(case: Case, weights: list[float], data: Data, folder: str) -> A
 def compare(case: Case) -> tuple[str, bool]:
     """The row of a case, and whether it is as expected."""
     variant = get_variant(case.variant, **case.overrides)
-    if "overlong" in variant.recipe.rewards:  # a reward that reads lengths; what is compared here takes rewards as given
+    if "overlong" in variant.recipe.rewards:  # it depends on lengths; rewards are given here
         variant = get_variant(case.variant, rewards={"correct": 1.0}, **case.overrides)
     data = make_data(case, len(variant.recipe.rewards))
     loss, gradient, aux = our_loss(case, variant, data)
@@ -280,9 +281,9 @@ def compare(case: Case) -> tuple[str, bool]:
 def main() -> int:
     missing = [name for name in ("torch", "trl") if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"error: {' and '.join(missing)} not found; this runs TRL's own loss: pip install trl", file=sys.stderr)
+        print(f"error: {' and '.join(missing)} not installed; to run TRL's own loss: pip install trl", file=sys.stderr)
         return 2
-    warnings.simplefilter("ignore", FutureWarning)  # of transformers, about TRL's own defaults
+    warnings.simplefilter("ignore", FutureWarning)  # from transformers, about TRL's own defaults
     import torch
     import trl
 

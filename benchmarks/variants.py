@@ -1,9 +1,10 @@
-"""What does each variant do on the embedded model? Trains all of them from the same start, prints a table, draws a picture.
+"""What does each variant achieve on the embedded models?
 
     python benchmarks/variants.py --out runs/variants
 
-Each run is `run.py --variant NAME` with its defaults (200 steps of one problem and 8 rollouts, 200 held-out problems before
-and after), in a process of its own. A run that is there already is not made again.
+Trains every variant from the same start, prints a table and draws a plot. Each run is `run.py --variant NAME` with
+its defaults (200 steps of one problem and 8 rollouts, 200 held-out problems before and after), in its own process. A
+run that exists is not repeated.
 """
 
 import argparse
@@ -26,14 +27,15 @@ RUN = Path(__file__).parents[1] / "run.py"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/variants"), help="folder of the runs, results.json and variants.png")
+    parser.add_argument("--out", type=Path, default=Path("runs/variants"), help="folder for the runs, results.json and variants.png")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="default: all")
     parser.add_argument("--seed", type=int, default=42)
-    args, more = parser.parse_known_args()  # what is left goes to run.py
+    args, more = parser.parse_known_args()  # the rest goes to run.py
     rows = [measure(name, args.out / name, args.seed, more) for name in args.variants]
     (args.out / "results.json").write_text(json.dumps({"results": rows}, indent=2) + "\n")
     draw({row["variant"]: args.out / row["variant"] for row in rows}, args.out / "variants.png")
-    print("| variant | held-out, greedy | drawn answers right | in think format | tokens | entropy | bound acts on | prompts | seconds |")
+    columns = "held-out, greedy | right, all samples | think format | tokens | entropy | clipped | prompts | seconds"
+    print(f"| variant | {columns} |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         cells = [
@@ -48,14 +50,14 @@ def main() -> None:
 
 
 def measure(name: str, folder: Path, seed: int, more: list[str]) -> dict:
-    """Makes the run if it is not there, and reads what came of it."""
+    """Runs the variant unless its run exists, and reads the results."""
     if not (folder / "summary.json").exists():
         command = [sys.executable, RUN, "--variant", name, "--seed", str(seed), "--out", folder, *more]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     summary, metrics = json.loads((folder / "summary.json").read_text()), read_metrics(folder)
 
     def ends(column: str) -> list[float]:
-        """The means of the first and of the last 20 steps."""
+        """The means over the first 20 and the last 20 steps."""
         values = metrics[column]
         return [float(np.nanmean(part)) if not np.isnan(part).all() else float("nan") for part in (values[:20], values[-20:])]
 
@@ -75,7 +77,7 @@ def measure(name: str, folder: Path, seed: int, more: list[str]) -> dict:
 
 
 def draw(runs: dict[str, Path], path: Path) -> None:
-    """Share of right answers to training problems, moving average over 20 steps, base and reasoning model apart."""
+    """Plots the share of right answers to training problems, a moving average over 20 steps, by model."""
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True)
     for axis in axes:
         axis.set_prop_cycle(color=plt.colormaps["tab20"].colors)
@@ -88,7 +90,7 @@ def draw(runs: dict[str, Path], path: Path) -> None:
         axis.set_xlabel("step")
         axis.legend(fontsize=8, ncols=2)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("share of right answers among all drawn (mean of 20 steps)")
+    axes[0].set_ylabel("share of right answers among all samples (mean of 20 steps)")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

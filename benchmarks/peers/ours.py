@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import grpojax as gj
-from grpojax.runner import prepare_process
+from grpojax.process import prepare_process
 from grpojax.tasks.problems import Problem
 from grpojax.training.train import run_optimizer
 from grpojax.training.update import fitting_micro_batch

@@ -144,7 +144,7 @@ def evaluate_with(call, sums, tiny_folder, monkeypatch):
     return lambda *more: call("eval", *words, *more)
 
 
-SAMPLED = ("--samples", 4, "--temperature", 1, "--seed", 7)
+SAMPLED = ("--samples", 4, "--temperature", 1, "--top-p", 0.9, "--seed", 7)
 
 
 def test_eval_prints_the_report_and_writes_the_rows(evaluate_with):
@@ -184,7 +184,7 @@ def test_eval_without_out_writes_nothing(evaluate_with):
 
 
 def test_eval_with_samples(evaluate_with):
-    code, out, err = evaluate_with(*SAMPLED, "--top-p", 0.9, "--out", "rows.jsonl")
+    code, out, err = evaluate_with(*SAMPLED, "--out", "rows.jsonl")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].endswith("2 problems, 4 answers (temperature 1.0, top-p 0.9, seed 7) of up to 8 tokens for each")
@@ -254,7 +254,7 @@ def test_an_interrupted_eval_goes_on_to_the_same_file(evaluate_with, monkeypatch
     [
         (("--max-new-tokens", 9), r"another max_new_tokens \(8 -> 9\)"),
         (("--limit", 1), r"another problems \(2 -> 1\), another problems_sha256 \("),
-        (SAMPLED, r"another samples \(1 -> 4\), another temperature \(0\.0 -> 1\.0\), another seed \(null -> 7\)"),
+        (SAMPLED, r"another samples \(1 -> 4\), another temperature \(0\.0 -> 1\.0\), another top_p \(1\.0 -> 0\.9\), another seed \(null -> 7\)"),
         (("--model", "tiny-base"), r"another model \(\S+ -> \S+tiny-base\"\)"),
         (("--dtype", "bfloat16"), r"another dtype \(\"float32\" -> \"bfloat16\"\)"),
     ],
@@ -299,20 +299,16 @@ def test_eval_compares_two_evaluations(evaluate_with, call):
 
 def test_sample_prints_as_many_answers_as_asked(call, tiny_folder, tiny_policy, monkeypatch):
     seen = []
-    real = rollout.make_rollouts
 
-    def watched(policy, params, prompts, key, sampler, count, max_new_tokens):
+    def answered(policy, params, prompts, key, sampler, count, max_new_tokens):
         seen.append((policy.tokenizer.decode(prompts[0]), sampler, count, max_new_tokens))
-        rollouts = real(policy, params, prompts, key, sampler, count, max_new_tokens)
-        answer = policy.tokenizer.encode("9<|im_end|>")
-        answers = np.zeros((count, 8), int)
-        answers[:, : len(answer)] = answer
+        answer, zeros = policy.tokenizer.encode("9<|im_end|>"), np.zeros((count, 8))
         return rollout.Rollouts(
-            rollouts.prompts, rollouts.prompt_lens, answers, np.full(count, len(answer)), np.zeros(count, bool),
-            rollouts.logps, rollouts.entropies,
+            np.array(prompts), np.array([len(prompts[0])]), np.tile(answer, (count, 1)), np.full(count, len(answer)),
+            np.zeros(count, bool), zeros, zeros,
         )  # fmt: skip
 
-    monkeypatch.setattr(rollout, "make_rollouts", watched)
+    monkeypatch.setattr(rollout, "make_rollouts", answered)
     code, out, err = call(
         "sample", "4 + 5", "--model", tiny_folder, "--count", 3, "--max-new-tokens", 8, "--temperature", 0.5
     )

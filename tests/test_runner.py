@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from grpojax import inputs, process, runner
+from grpojax.config import RunConfig
 from grpojax.errors import RunError
 from grpojax.qwen.weights import load_policy
 from grpojax.records import METRIC_COLUMNS
@@ -363,22 +364,31 @@ def test_a_real_overflow_leaves_the_step_before_it(call, no_plots):
     assert steps_in(Path("run")) == [1]
 
 
-def test_an_overflow_in_the_middle_of_a_step_saves_the_state_before_the_step(call, no_plots, monkeypatch):
-    """Two updates a step. The second one of step 3 is not finite: what is saved under 2 is what step 2 left."""
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_a_failure_in_the_middle_of_a_step_saves_the_state_before_the_step(call, no_plots, monkeypatch, error):
+    """Two updates a step. The second one of step 3 fails: checkpoint 2 holds what step 2 left. Where that was too large to
+    keep, nothing is saved, and earlier checkpoints stay as they were.
+    """
     real, calls = train.update_in_place, []
 
     def update(*args):
         calls.append(args)
+        if len(calls) == 6 and error is not None:
+            raise error
         params, opt_state, metrics = real(*args)
         return params, opt_state, metrics | ({"loss": jax.numpy.float32("nan")} if len(calls) == 6 else {})
 
     call(out="unbroken", steps=2)
-    calls.clear()
     monkeypatch.setattr(train, "update_in_place", update)
-    assert call(steps=9)[0] == 1
-    assert checkpoint_steps(Path("run/checkpoints")) == [2]
-    saved, expected = (load_policy(f"{folder}/checkpoints/2").params for folder in ("run", "unbroken"))
-    jax.tree.map(np.testing.assert_array_equal, saved, expected)
+    for folder, checkpoint_every, saved in (("run", 0, [2]), ("large", 0, []), ("larger", 1, [1, 2])):
+        calls.clear()
+        if folder != "run":
+            monkeypatch.setattr(train, "BACKUP_BYTES", 0)
+        assert call(steps=9, out=folder, checkpoint_every=checkpoint_every)[0] == (1 if error is None else 130)
+        assert checkpoint_steps(Path(folder, "checkpoints")) == saved
+        if saved:
+            found, expected = (load_policy(f"{name}/checkpoints/2").params for name in (folder, "unbroken"))
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_save_that_fails_is_no_success(call, no_plots, monkeypatch):
@@ -609,11 +619,19 @@ def test_a_file_is_split_by_a_hash_of_its_problems(call, no_plots):
 
 
 def test_problems_that_are_trained_on_are_not_called_held_out(call, no_plots):
-    Path("both.jsonl").write_text(Path("sums.jsonl").read_text().splitlines()[0] + "\n" + Path("held.jsonl").read_text())
+    lines = [Path(name).read_text().splitlines(keepends=True)[0] for name in ("sums.jsonl", "held.jsonl")]
+    Path("both.jsonl").write_text("".join(lines))
     _, out, _ = call(eval_dataset="both.jsonl", eval_on_checkpoint=3)
-    assert "evaluated on 3 problems of both.jsonl" in out
-    assert "note: 1 of the 3 evaluation problems are also trained on" in out
+    assert "evaluated on 2 problems of both.jsonl" in out
+    assert "note: 1 of the 2 evaluation problems are also trained on" in out
     assert "accuracy before training" in out and "held-out accuracy" not in out
+
+
+def test_an_evaluation_split_has_no_training_problems(tiny_folder):
+    config = RunConfig(model=str(tiny_folder), eval_on_checkpoint=3, max_new_tokens=8).resolved()
+    read = inputs.read_inputs(config)
+    assert read.evaluated_on == "3 problems of the evaluation split of arithmetic"
+    assert (read.trained_on, read.accuracy_name) == (0, "held-out accuracy")
 
 
 def test_a_file_too_small_to_hold_any_problem_out(call):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import FakeGrader, loop_config
+from fakes import FakeGrader, loop_config, whole_sequences
 
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import token_logps, unpack_keep
@@ -85,28 +85,6 @@ def test_every_recipe_raises_the_probability_of_a_rewarded_token(name, tiny_poli
     assert probability(state.params) > before + 0.05
 
 
-# --- one pool of rollouts ---
-
-
-def test_a_pool_is_drawn_once_and_keeps_its_old_logps(steps_of, spy):
-    rollouts, updates = spy("make_rollouts"), spy("update_in_place")
-    next(steps_of(make_config(inner_epochs=3)))
-    assert (len(rollouts), len(updates)) == (1, 3)
-    first, second, third = batches(updates)
-    np.testing.assert_array_equal(first.old_logps, third.old_logps)
-    np.testing.assert_array_equal(first.targets, second.targets)
-
-
-def test_minibatches_cover_the_pool_in_another_order_each_epoch(steps_of, spy):
-    updates = spy("update_in_place")
-    next(steps_of(make_config(inner_epochs=2, minibatches=2)))
-    parts = [batch.targets for batch in batches(updates)]
-    assert [len(part) for part in parts] == [4] * 4
-    epochs = [np.concatenate(parts[:2]), np.concatenate(parts[2:])]
-    assert not np.array_equal(*epochs)
-    assert sorted(map(tuple, epochs[0].tolist())) == sorted(map(tuple, epochs[1].tolist()))
-
-
 # --- dynamic sampling ---
 
 
@@ -154,7 +132,7 @@ def test_the_rounds_are_bounded_and_silent_groups_fill_up(steps_of, spy):
 
 def test_rounds_draw_other_answers_to_the_same_problem(steps_of, spy):
     rollouts = spy("make_rollouts")
-    next(steps_of(make_config(dynamic_sampling=2, prompts_per_step=1), live=lambda g: False, problems=PROBLEMS[:1]))
+    next(steps_of(make_config(dynamic_sampling=2), live=lambda g: False, problems=PROBLEMS[:2]))
     first, second = (result.answers for _, result in rollouts)
     assert not np.array_equal(first, second)
 
@@ -162,7 +140,7 @@ def test_rounds_draw_other_answers_to_the_same_problem(steps_of, spy):
 def test_a_carried_group_keeps_the_log_probs_of_the_policy_that_sampled_it(steps_of, spy):
     """With a safeguard the trainer scores: what waited is scored by the weights of its own step, not by today's."""
     updates = spy("update_in_place")
-    config = make_config(dynamic_sampling=5, tis_cap=2.0, lr=0.05, inner_epochs=1)
+    config = make_config("olmo3", dynamic_sampling=5, lr=0.05, inner_epochs=1)
     list(steps_of(config, live=lambda g: g in (1, 2, 3, 5)))
     second = batches(updates)[1]  # groups 3 (carried) and 5
     np.testing.assert_allclose(second.old_logps, second.sampler_logps, atol=1e-5)
@@ -214,37 +192,36 @@ def test_a_resumed_run_has_its_surplus(steps_of, tiny_policy, tmp_path):
 
 @pytest.fixture(scope="module")
 def kept(tiny_policy):
+    """Four answers of up to eight tokens to each of two prompts, with the ids that could be sampled."""
     sampler = make_sampler(0.7, top_p=0.8)
     prompts = [tiny_policy.tokenizer.prompt_ids(text, True) for text in ("1 + 1 =", "2 + 30 =")]
-    return make_rollouts(tiny_policy, tiny_policy.params, prompts, jax.random.key(0), sampler, 3, 6, True, 0.7)
+    return make_rollouts(tiny_policy, tiny_policy.params, prompts, jax.random.key(0), sampler, 4, 8, True, 0.7)
 
 
 def test_the_mask_is_the_set_that_could_be_sampled(tiny_policy, kept):
-    """Recomputed from the full forward pass: the top-p set of each position at the sampling temperature."""
-    vocab = tiny_policy.config.vocab_size
+    """Recomputed with a full forward pass: the top-p set of each position at the sampling temperature."""
+    vocab, tokens = tiny_policy.config.vocab_size, whole_sequences(make_batch(kept, np.zeros((2, 4))))
+    logits = np.asarray(tiny_policy.apply(tiny_policy.params, tokens))
+    possible = np.where(np.arange(vocab) < tiny_policy.tokenizer.size, logits / 0.7, -np.inf)
+    expected = np.isfinite(keep_likely(jnp.asarray(possible).reshape(-1, vocab), 0.8, None)).reshape(logits.shape)
+    recorded, keep = np.asarray(unpack_keep(kept.keep, vocab)), np.ones(logits[:, 1:].shape, bool)
+    answers = [(row, slice(first, first + n)) for row, (first, n) in enumerate(zip(np.repeat(kept.prompt_lens, 4) - 1, kept.answer_lens))]
     sizes = set()
-    for row in range(6):
-        prompt = kept.prompts[row // 3, : kept.prompt_lens[row // 3]]
-        length = kept.answer_lens[row]
-        tokens = np.concatenate([prompt, kept.answers[row, :length]])[None]
-        logits = tiny_policy.apply(tiny_policy.params, tokens)[0, len(prompt) - 1 : -1]
-        logits = jnp.where(jnp.arange(vocab) < tiny_policy.tokenizer.size, logits, -jnp.inf)
-        expected = np.isfinite(keep_likely(logits / 0.7, 0.8, None))
-        found = np.asarray(unpack_keep(kept.keep[row, :length], vocab))
-        np.testing.assert_array_equal(found, expected)
-        assert found[np.arange(length), kept.answers[row, :length]].all()
+    for row, at in answers:
+        found = recorded[row, : kept.answer_lens[row]]
+        np.testing.assert_array_equal(found, expected[row, at])
+        assert np.take_along_axis(found, kept.answers[row, : len(found), None], axis=1).all()
+        keep[row, at] = found
         sizes |= set(found.sum(axis=1).tolist())
-        keep = np.zeros((1, tokens.shape[1] - 1, vocab), bool)
-        keep[0, len(prompt) - 1 :] = found
-        keep[0, : len(prompt) - 1] = True
-        logps = token_logps(tiny_policy.apply(tiny_policy.params, tokens), tokens, 0.7, keep)[0, len(prompt) - 1 :]
-        np.testing.assert_allclose(kept.logps[row, :length], logps, atol=1e-5)
+    logps = token_logps(jnp.asarray(logits), tokens, 0.7, keep)
+    for row, at in answers:
+        np.testing.assert_allclose(kept.logps[row, : kept.answer_lens[row]], logps[row, at], atol=1e-5)
     assert len(sizes) > 1 and max(sizes) < vocab  # the masks differ, and are masks
-    assert kept.keep.shape == (6, 6, -(-vocab // 8)) and kept.keep.dtype == np.uint8
+    assert kept.keep.shape == (8, 8, -(-vocab // 8)) and kept.keep.dtype == np.uint8
 
 
 def test_scoring_over_the_kept_ids_gives_the_samplers_logps(tiny_policy, kept):
-    batch = make_batch(kept, np.zeros((2, 3)))
+    batch = make_batch(kept, np.zeros((2, 4)))
     scored = score(tiny_policy.config, tiny_policy.params, batch, 0.7)
     np.testing.assert_allclose(scored, batch.old_logps, atol=1e-5)
     whole = score(tiny_policy.config, tiny_policy.params, dataclasses.replace(batch, keep=None), 0.7)
@@ -332,7 +309,14 @@ def test_trainer_and_sampler_are_compared_where_a_safeguard_asks(steps_of, spy):
     assert record.metrics["safeguard_weight"] == pytest.approx(1.0, abs=1e-4)
 
 
-# --- rollouts apart and together ---
+def test_all_batches_are_made_before_the_first_update(steps_of):
+    """Two fresh draws that the trainer scores after groups are chosen, with weights that the first update overwrites."""
+    config = make_config("olmo3", dynamic_sampling=2, inner_epochs=2, rollout_reuse="fresh", steps=1)
+    _, record = next(steps_of(config))
+    assert record.metrics["logp_gap"] < 1e-4
+
+
+# --- splitting and joining rollouts ---
 
 
 def test_groups_of_rollouts_come_together_again(kept):

@@ -14,6 +14,7 @@ from grpojax.flags import Parser, add_settings, exit_code, typed_settings
 
 if TYPE_CHECKING:
     from grpojax.qwen.weights import Policy
+    from grpojax.records import EvalRow
     from grpojax.tasks.problems import Problem
     from grpojax.training.sampling import Sampler
 
@@ -163,7 +164,7 @@ def _eval(args: argparse.Namespace) -> None:
     answers = answer_problems(
         policy, policy.params, problems,
         max_new_tokens=budget, template=template, thinking=args.thinking, sampler=sampler, num_samples=args.samples,
-        seed=args.seed, batch_size=args.batch_size, grader=grader, done={row["index"] for row in rows},
+        seed=args.seed, batch_size=args.batch_size, grader=grader, done={row.index for row in rows},
     )  # fmt: skip
     _collect(answers, rows, args.out, len(problems))
     print(format_report(rows, args.extract))
@@ -172,7 +173,7 @@ def _eval(args: argparse.Namespace) -> None:
     print(f"{time.perf_counter() - start:.1f} s")
 
 
-def _collect(answers: Iterator[dict[str, Any]], rows: list[dict[str, Any]], out: str | None, count: int) -> None:
+def _collect(answers: "Iterator[EvalRow]", rows: "list[EvalRow]", out: str | None, count: int) -> None:
     """Appends the rows to the list and the file as they come, and reports progress."""
     from grpojax.reporting.evaluation import append_result, finish_results
 

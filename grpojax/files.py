@@ -49,7 +49,7 @@ def read_json_lines(path: Path, *, complete_only: bool = True) -> Iterator[tuple
     """The rows of a .jsonl file, each with its place for error messages, such as "samples.jsonl, line 3".
 
     Args:
-      complete_only: leave out a last line without a line end, as `complete_lines` does. False for files that a user wrote.
+      complete_only: leave out a last line without a line end, like `complete_lines`; False for files written by users.
 
     Raises:
       InputError: if a line is not valid JSON. Blank lines are skipped.

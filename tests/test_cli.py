@@ -115,7 +115,7 @@ def test_train_is_run_py(call, sums, tiny_folder, monkeypatch):
     assert Path("run/checkpoints/1").is_dir()
     code, out, err = call(*words)
     assert (code, out) == (2, "")
-    assert err.startswith("error: run already holds a run")
+    assert err.startswith("error: run already contains a run")
 
     # A run folder stands for its newest checkpoint in the other commands.
     assert call("export", "--model", "run", "exported")[:2] == (0, "exported\n")
@@ -235,7 +235,7 @@ def test_an_interrupted_eval_goes_on_to_the_same_file(evaluate_with, monkeypatch
 
     # An unfinished file is not compared.
     refused = evaluate_with("--compare", "unbroken.jsonl", "rows.jsonl")
-    assert "rows.jsonl is not finished: it holds 1 of 2 problems" in refused[2]
+    assert "rows.jsonl is not finished: it has 1 of 2 problems" in refused[2]
     code, out, err = evaluate_with(*more, "--batch-size", 1, "--out", "rows.jsonl")
     assert (code, err) == (0, "")
     assert "1 of them are already in rows.jsonl\n" in out
@@ -252,11 +252,11 @@ def test_an_interrupted_eval_goes_on_to_the_same_file(evaluate_with, monkeypatch
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--max-new-tokens", 9), r"another max_new_tokens \(8 -> 9\)"),
-        (("--limit", 1), r"another problems \(2 -> 1\), another problems_sha256 \("),
-        (SAMPLED, r"another samples \(1 -> 4\), another temperature \(0\.0 -> 1\.0\), another top_p \(1\.0 -> 0\.9\), another seed \(null -> 7\)"),
-        (("--model", "tiny-base"), r"another model \(\S+ -> \S+tiny-base\"\)"),
-        (("--dtype", "bfloat16"), r"another dtype \(\"float32\" -> \"bfloat16\"\)"),
+        (("--max-new-tokens", 9), r"max_new_tokens \(8 -> 9\)"),
+        (("--limit", 1), r"problems \(2 -> 1\), problems_sha256 \("),
+        (SAMPLED, r"samples \(1 -> 4\), temperature \(0\.0 -> 1\.0\), top_p \(1\.0 -> 0\.9\), seed \(null -> 7\)"),
+        (("--model", "tiny-base"), r"model \(\S+ -> \S+tiny-base\"\)"),
+        (("--dtype", "bfloat16"), r"dtype \(\"float32\" -> \"bfloat16\"\)"),
     ],
 )
 def test_eval_goes_on_with_the_same_settings_only(evaluate_with, more, message):
@@ -264,7 +264,7 @@ def test_eval_goes_on_with_the_same_settings_only(evaluate_with, more, message):
     before = Path("rows.jsonl").read_bytes(), Path("rows.settings.json").read_bytes()
     code, out, err = evaluate_with("--out", "rows.jsonl", *more)
     assert (code, out) == (2, "")
-    assert re.fullmatch(rf"error: rows\.jsonl was begun with {message}[^\n]*; go on with [^\n]+\n", err), err
+    assert re.fullmatch(rf"error: rows\.jsonl was started with other settings: {message}[^\n]*; use the same [^\n]+\n", err), err
     assert (Path("rows.jsonl").read_bytes(), Path("rows.settings.json").read_bytes()) == before
     # What changes no answer may change.
     harmless = ("--seed", 1, "--batch-size", 1, "--extract", "boxed-or-last-number")
@@ -275,7 +275,7 @@ def test_eval_overwrites_no_file_of_another_kind(evaluate_with):
     Path("rows.jsonl").write_text("mine")
     code, out, err = evaluate_with("--out", "rows.jsonl")
     assert (code, out) == (2, "")
-    assert err.startswith("error: rows.jsonl exists already, and no rows.settings.json beside it says how it was made")
+    assert err.startswith("error: rows.jsonl exists already, and there is no rows.settings.json with its settings")
     assert Path("rows.jsonl").read_text() == "mine"
 
 
@@ -409,7 +409,7 @@ def test_export_in_another_dtype(call, tiny_folder):
         (["sample", "1 + 1", "--prompt-template", "none"], r"cannot read the prompt template none"),
         (["plot"], r"the following arguments are required: RUN; see grpojax plot --help\."),
         (["plot", "nowhere"], r"nowhere does not exist; give a run folder or a metrics csv file"),
-        (["plot", "."], r"\. is no run folder, it holds no metrics\.csv"),
+        (["plot", "."], r"\. is not a run folder \(it has no metrics\.csv\)"),
         (["export", "--model", "tiny-bas", "new"], r"there is no model 'tiny-bas'"),
         (["convert", "nowhere", "new"], r"there is no model 'nowhere'"),
         (["convert", "nowhere", "new", "--to", "torch"], r"argument --to: invalid choice: 'torch' \(choose from"),

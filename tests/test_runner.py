@@ -670,7 +670,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(call, no_plots):
     before = contents(Path("run"))
     code, out, err = call(steps=5)
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"error: run already holds a run \(it has config\.json\); choose another --out[^\n]*\n", err)
+    assert re.fullmatch(r"error: run already contains a run \(config\.json\); choose another --out[^\n]*\n", err)
     assert contents(Path("run")) == before
 
 
@@ -678,7 +678,7 @@ def test_out_that_is_a_file(call):
     Path("taken").write_text("mine")
     code, out, err = call(out="taken")
     assert (code, out) == (2, "")
-    assert re.fullmatch(r"error: cannot make the run folder taken: [^\n]+; choose another --out\n", err)
+    assert re.fullmatch(r"error: cannot create the run folder taken: [^\n]+; choose another --out\n", err)
     assert Path("taken").read_text() == "mine"
 
 

@@ -1,5 +1,5 @@
-"""What a run leaves behind and what is shown of it: the run folder, its curves, its pictures, the progress display.
+"""The output of a run: runlog writes a run folder, metrics reads it, plots draws it, progress displays a running one.
 
-runlog writes a run folder, metrics reads one (or any metrics csv), plots draws it, progress shows a run under way.
-This room sees records, numbers and files, never a model. Nothing is imported here: a command pays for what it uses.
+evaluation reports on results files. Nothing in this package knows the model, and nothing is imported here, so a command
+loads only what it uses.
 """

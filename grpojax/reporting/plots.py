@@ -1,4 +1,4 @@
-"""The chapter's figures from run folders or metrics files, several runs over one another."""
+"""The chapter's figures for one or more runs, from run folders or metrics files."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with any kind of colour vision; yellow is left out as too faint on white.
+# Okabe and Ito's colours for all kinds of colour vision, without yellow, which is too faint on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", "--", ":", "-.")
 _LINEAR_SPAN = 30.0
@@ -21,21 +21,21 @@ _LINEAR_SPAN = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One small picture: a column of the metrics over the steps."""
+    """One plot: a column of the metrics over the steps."""
 
     column: str
     title: str
     unit: str  # the label of the y axis
-    least_span: float = 0.0  # the y axis covers at least this much, so that rounding noise looks like what it is
-    wide: bool = False  # values that cover more than _LINEAR_SPAN are drawn logarithmic beyond 1 and -1
+    least_span: float = 0.0  # minimum range of the y axis, so that rounding noise looks flat
+    wide: bool = False  # a range above _LINEAR_SPAN gets a scale that is logarithmic beyond 1 and -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What is drawn of one run."""
+    """The data of one run."""
 
     label: str
-    metrics: dict[str, np.ndarray]  # as read_metrics gives them, [steps] each
+    metrics: dict[str, np.ndarray]  # as returned by read_metrics, [steps] each
     evaluations: list[tuple[int, float]]
 
 
@@ -60,37 +60,37 @@ DIVERGENCE = (
 
 
 def plot_runs(paths: list[str | Path], out_dir: str | Path, window: int = 20) -> list[Path]:
-    """Draw the figures of one or more runs as PNG files.
+    """Draws the figures of one or more runs as PNG files.
 
     learning.png  loss, reward, response length, evaluation accuracy
     policy.png    policy ratio, mean and standard deviation of the advantages, entropy
-    kl.png        reward above the divergence from the reference model; only where one of the runs recorded it
+    kl.png        reward and divergence from the reference model; only if a run recorded it
 
-    Each value is drawn faintly and the moving average strongly; evaluations are points joined by a line, that of the
-    untrained model at step 0. What was not recorded is passed over, and a panel nobody recorded says so.
+    Each value is drawn faintly and the moving average strongly. Evaluations are points joined by a line, with the
+    untrained model at step 0. Missing values are skipped; a panel without any values says "not recorded".
 
     Args:
       paths: run folders or metrics csv files, as for read_metrics.
-      out_dir: where the pictures go; made if missing, pictures of these names are replaced.
+      out_dir: folder for the images; created if it is missing. Existing images are replaced.
       window: steps of the moving average.
 
     Returns:
       The files written.
 
     Raises:
-      InputError: no paths, a file that cannot be used, a window below 1, or no such out_dir can be made; then
+      InputError: if there are no paths, a file cannot be used, window is less than 1, or out_dir cannot be created;
         nothing was written.
     """
     if not paths:
         raise InputError("there is nothing to plot; give at least one run folder or metrics csv file")
     if window < 1:
-        raise InputError(f"the window of the moving average is {window}, but it must be at least 1 step")
+        raise InputError(f"the window of the moving average is {window}; it must be at least 1 step")
     runs = load_runs(paths)
     out_dir = Path(out_dir)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot make the folder {out_dir}: {error.strerror}; choose another") from None
+        raise InputError(f"cannot create the folder {out_dir}: {error.strerror}; choose another") from None
     figures = {"learning.png": ("Learning", LEARNING), "policy.png": ("Policy", POLICY)}
     if any(_series(run, panel)[1].size for run in runs for panel in DIVERGENCE[1:]):
         figures["kl.png"] = ("Divergence from the reference model", DIVERGENCE)
@@ -102,7 +102,7 @@ def plot_runs(paths: list[str | Path], out_dir: str | Path, window: int = 20) ->
 
 
 def load_runs(paths: list[str | Path]) -> list[Run]:
-    """Read runs, each labelled with as much of its path as tells it from the others; a path given twice counts once."""
+    """Reads runs and labels each with as much of its path as distinguishes it; a repeated path counts once."""
     unique = list(dict.fromkeys(metrics_file(path).resolve() for path in paths))
     return [
         Run(label, read_metrics(path), read_evaluations(path))
@@ -111,8 +111,8 @@ def load_runs(paths: list[str | Path]) -> list[Run]:
 
 
 def draw(runs: list[Run], title: str, panels: tuple[Panel, ...], window: int) -> "Figure":
-    """One 2x2 figure of four panels, with one legend for all."""
-    # Figure alone, without pyplot: it draws with Agg, needs no screen and leaves no global state behind.
+    """A 2x2 figure of four panels with a common legend."""
+    # Figure instead of pyplot: no display and no global state.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -120,7 +120,7 @@ def draw(runs: list[Run], title: str, panels: tuple[Panel, ...], window: int) ->
     figure.suptitle(title, fontsize=15, fontweight="bold")
     for axes, panel in zip(figure.subplots(2, 2).flat, panels, strict=True):
         _draw_panel(axes, panel, runs, window)
-    # Only the $ of a label is special to matplotlib here: it would begin mathematics.
+    # An unescaped $ would start a formula.
     labels = [run.label.replace("$", r"\$") for run in runs]
     figure.legend(
         handles=[Line2D([], [], **_style(i), linewidth=3, label=label) for i, label in enumerate(labels)],
@@ -141,7 +141,7 @@ def _draw_panel(axes: "Axes", panel: Panel, runs: list[Run], window: int) -> Non
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     drawn = []
-    # Later runs are drawn thinner, so that of two equal runs both can be seen.
+    # Later runs are thinner, so that both of two equal runs are visible.
     for i, run in enumerate(runs):
         width = 1.6 * (2 - (i + 1) / len(runs))
         steps, values = _series(run, panel)
@@ -165,7 +165,7 @@ def _draw_panel(axes: "Axes", panel: Panel, runs: list[Run], window: int) -> Non
 
 
 def _series(run: Run, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of one panel, [n] each: the finite ones, so that lines run on over gaps; n = 0 if none."""
+    """Steps and finite values of one panel, [n] each; n is 0 if there are none."""
     if panel.column == "eval_acc":
         steps, values = np.array(run.evaluations, float).reshape(-1, 2).T
     else:
@@ -176,12 +176,12 @@ def _series(run: Run, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _style(i: int) -> dict[str, str]:
-    """Colour and dashes of the i-th run; dashes change when the colours are used up."""
+    """Colour and dashes of the i-th run; the dashes change when the colours repeat."""
     return {"color": _COLOURS[i % len(_COLOURS)], "linestyle": _DASHES[i // len(_COLOURS) % len(_DASHES)]}
 
 
 def _labels(paths: list[Path]) -> list[str]:
-    """Names that tell the paths apart: the last part, or as many of the last parts as it takes."""
+    """Distinct names: the last part of each path, or as many of the last parts as needed."""
     names = [path.parent if path.name == "metrics.csv" else path.with_name(_short(path.name)) for path in paths]
     for depth in range(1, max(len(name.parts) for name in names) + 1):
         labels = ["/".join(name.parts[-depth:]) for name in names]

@@ -1,4 +1,4 @@
-"""A run under way: a progress bar on a terminal, plain lines elsewhere. The only file of this room that prints."""
+"""The display of a running training: a progress bar on a terminal, plain lines elsewhere."""
 
 import collections
 import contextlib
@@ -19,23 +19,23 @@ _BAR_FIELDS = (  # word, column, decimals
 
 
 class Display:
-    """What progress_display gives: one step after another, and messages between them."""
+    """Shows finished steps, and messages between them; see `progress_display`."""
 
     def __init__(self, total_steps: int, show: Callable[[StepRecord, str], None], message: Callable[[str], None]):
         """
         Args:
           total_steps: the last step of the run.
           show: shows a step and the time left after it.
-          message: shows a line that stays.
+          message: prints a line.
         """
         self.message = message
         self._total_steps = total_steps
         self._show = show
-        # The first entry is the end of the first step: what came before, compilation above all, never counts.
+        # Starts with the end of the first step, so that compilation does not count.
         self._ends: collections.deque[float] = collections.deque(maxlen=21)
 
     def update(self, record: StepRecord) -> None:
-        """Show a finished step, and as messages its evaluation and its checkpoint where it has them."""
+        """Shows a finished step, and messages about its evaluation and checkpoint if it has them."""
         self._ends.append(monotonic())
         self._show(record, self._time_left(record.step))
         if len(self._ends) == 1 and record.metrics.get("step_seconds") is not None:
@@ -46,7 +46,7 @@ class Display:
             self.message(f"checkpoint {record.checkpoint}")
 
     def _time_left(self, step: int) -> str:
-        """The time left after a step, by the mean of the last 20 steps; '-' until the second step has ended."""
+        """The estimated time left, from the mean of the last 20 steps; '-' after the first step."""
         if len(self._ends) < 2:
             return "-"
         step_seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
@@ -55,17 +55,17 @@ class Display:
 
 @contextlib.contextmanager
 def progress_display(total_steps: int, start_step: int = 0, stream: TextIO | None = None) -> Iterator[Display]:
-    """Show the steps start_step + 1 to total_steps while the block runs.
+    """A context manager that shows the steps start_step + 1 to total_steps.
 
-    After the first step it says how long that took (its step_seconds), because it compiles. The time left comes from the steps after the first one, so that compilation does not count; pauses for evaluations and
-    checkpoints do.
+    It reports the duration of the first step, which includes compilation. The estimated time left is based on the steps
+    after the first one, including pauses for evaluations and checkpoints.
 
     Args:
       total_steps: the last step of the run.
-      start_step: the steps already made, for a resumed run.
-      stream: where to print, sys.stdout if None. A terminal gets a bar (rich), anything else one line a step.
+      start_step: number of steps before a resumed run.
+      stream: where to print, sys.stdout if None. A terminal gets a bar (rich), anything else one line per step.
     """
-    # Imported here because a command without a display should not pay for it.
+    # Imported here to keep commands without a display fast.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
     from rich.table import Column
@@ -82,7 +82,7 @@ def progress_display(total_steps: int, start_step: int = 0, stream: TextIO | Non
         yield Display(total_steps, show, message)
         return
 
-    # On a narrow terminal the bar gives way first, then the last of the numbers.
+    # On a narrow terminal the bar gets shorter first, then the last numbers are cut off.
     steps = len(f"step {total_steps}/{total_steps}")
     bar = max(5, min(40, console.width - 80))
     progress = Progress(
@@ -97,7 +97,7 @@ def progress_display(total_steps: int, start_step: int = 0, stream: TextIO | Non
     task = progress.add_task("", total=total_steps, completed=start_step, numbers="")
 
     def message(text: str) -> None:
-        # Brackets in a message are not rich's markup, and a long line is the terminal's to break.
+        # No markup for brackets in a message; the terminal breaks long lines.
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(record: StepRecord, left: str) -> None:
@@ -109,7 +109,7 @@ def progress_display(total_steps: int, start_step: int = 0, stream: TextIO | Non
 
 
 def format_duration(seconds: float) -> str:
-    """A time span as a person reads it.
+    """A duration as text.
 
     >>> [format_duration(seconds) for seconds in (4.26, 59.96, 192, 1510, 7500)]
     ['4.3 s', '1 min 00 s', '3 min 12 s', '25 min', '2 h 05 min']

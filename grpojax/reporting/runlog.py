@@ -1,9 +1,9 @@
-"""Writing a run folder, so that a crash loses at most the step under way and a resumed run keeps its history.
+"""Writing a run folder, so that a crash loses at most the current step and a resumed run keeps its history.
 
-config.json     what repeats the run          evals/step-00010.jsonl  one row per problem
-metrics.csv     one row a step                  evals/summary.jsonl     one line per evaluation
-metrics.txt     the same, readable            summary.json            the outcome
-samples.jsonl   graded answers, now and then  checkpoints/ plots/     written by others
+config.json     settings to repeat the run       evals/step-00010.jsonl  one row per problem
+metrics.csv     one row per step                 evals/summary.jsonl     one row per evaluation
+metrics.txt     the same for people to read      summary.json            the outcome
+samples.jsonl   graded answers of some steps     checkpoints/, plots/    written elsewhere
 """
 
 import csv
@@ -11,15 +11,15 @@ import dataclasses
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpojax.errors import InputError, did_you_mean
+from grpojax.files import append_text, complete_lines, json_lines, replace_file, to_json
 from grpojax.records import METRIC_COLUMNS, Evaluation, StepRecord
 
-_SIGNS_OF_A_RUN = ("config.json", "metrics.csv", "metrics.txt", "samples.jsonl", "evals", "checkpoints", "summary.json")
+_RUN_FILES = ("config.json", "metrics.csv", "metrics.txt", "samples.jsonl", "evals", "checkpoints", "summary.json")
 _LINE_FIELDS = (  # word, column, decimals
     ("loss", "loss", 4),
     ("reward", "reward_avg", 3),
@@ -35,58 +35,57 @@ _LINE_FIELDS = (  # word, column, decimals
 
 @dataclasses.dataclass(frozen=True)
 class RunLog:
-    """The open log of a run. Make one with RunLog.create or RunLog.resume.
+    """The log of a run; see RunLog.create and RunLog.resume.
 
-    Files are opened, written and closed at each step: nothing waits in a buffer, and there is nothing to close.
+    Nothing is buffered between calls, so there is nothing to close.
     """
 
     folder: Path
     samples_every: int = 10
-    columns: tuple[str, ...] = METRIC_COLUMNS  # of metrics.csv, fixed from the first step
+    columns: tuple[str, ...] = METRIC_COLUMNS  # of metrics.csv
 
     @classmethod
     def create(
         cls, folder: str | Path, config: dict[str, Any], samples_every: int = 10, more_columns: tuple[str, ...] = ()
     ) -> "RunLog":
-        """Start a run in a folder that holds none, and write its config.json and the header of metrics.csv.
+        """Starts a run: writes config.json and the header of metrics.csv.
 
         Args:
-          folder: made if it is missing, with its parents. Files that are no part of a run may be there already.
-          config: everything that repeats the run.
-          samples_every: answers are kept at every so many steps, at step 1 and at the last step.
-          more_columns: columns of this run behind METRIC_COLUMNS.
+          folder: created if it is missing; it may contain files that are not part of a run.
+          config: everything needed to repeat the run.
+          samples_every: answers are written every this many steps, at step 1 and at the last step.
+          more_columns: columns after METRIC_COLUMNS.
 
         Raises:
-          InputError: the folder holds a run (or any file a run would write), or cannot be made; nothing was written.
+          InputError: if the folder contains a file of a run, or cannot be created; nothing was written.
         """
         folder = Path(folder)
-        found = [name for name in _SIGNS_OF_A_RUN if (folder / name).exists()]
+        found = [name for name in _RUN_FILES if (folder / name).exists()]
         if found:
-            raise InputError(f"{folder} already holds a run (it has {found[0]}); choose another --out or add --resume")
-        config_text = _json(config, indent=2)
+            raise InputError(f"{folder} already contains a run ({found[0]}); choose another --out or add --resume")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot make the run folder {folder}: {error.strerror}; choose another --out") from None
-        _replace(folder / "config.json", config_text.encode() + b"\n")
-        columns = (*METRIC_COLUMNS, *more_columns)
-        _replace(folder / "metrics.csv", _csv_line(columns).encode())
-        return cls(folder, samples_every, columns)
+            raise InputError(f"cannot create the run folder {folder}: {error.strerror}; choose another --out") from None
+        log = cls(folder, samples_every, (*METRIC_COLUMNS, *more_columns))
+        log.settings(config)
+        replace_file(folder / "metrics.csv", _csv_line(log.columns).encode())
+        return log
 
     @classmethod
     def resume(cls, folder: str | Path, step: int, samples_every: int = 10) -> "RunLog":
-        """Take up a run after `step`: what it recorded later is dropped, since those steps will be made again.
+        """Continues a run after `step`. Records of later steps are removed, because those steps are repeated.
 
-        Rows 1 to `step` of metrics.csv stay byte for byte, and so do the lines and evaluations up to `step` elsewhere;
-        lines torn by a crash go. A row may be missing where the crash fell between a checkpoint and its row.
-        config.json, summary.json and checkpoints/ are left alone.
+        Lines and evaluations up to `step` are kept unchanged; a line torn by a crash is removed. A row of metrics.csv
+        is missing if the crash came between a checkpoint and its row. config.json, summary.json and checkpoints/ are
+        not touched.
 
         Raises:
-          InputError: the folder holds no run, other columns, or a line that cannot be read; nothing was changed.
+          InputError: if the folder contains no run, other columns, or a line that cannot be read; nothing was changed.
         """
         folder = Path(folder)
         if not (folder / "metrics.csv").exists():
-            raise InputError(f"{folder} holds no run to resume (no metrics.csv); check --out, or leave out --resume")
+            raise InputError(f"{folder} contains no run to resume (no metrics.csv); check --out, or omit --resume")
         evals = folder / "evals"
         kept = {
             path: _lines_until(path, step, step_of)
@@ -101,44 +100,44 @@ class RunLog:
         columns = tuple(next(csv.reader(kept[folder / "metrics.csv"].decode().splitlines()), ()))
         if columns[: len(METRIC_COLUMNS)] != METRIC_COLUMNS:
             raise InputError(
-                f"{folder / 'metrics.csv'} has other columns than this version writes; "
+                f"{folder / 'metrics.csv'} has different columns from those this version writes; "
                 "start a new run with another --out"
             )
         for path, content in kept.items():
-            _replace(path, content)
+            replace_file(path, content)
         for path in evals.glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
         return cls(folder, samples_every, columns)
 
     def settings(self, config: dict[str, Any]) -> None:
-        """Write config.json anew, whole or not at all."""
-        _replace(self.folder / "config.json", _json(config, indent=2).encode() + b"\n")
+        """Writes config.json."""
+        replace_file(self.folder / "config.json", to_json(config, indent=2).encode() + b"\n")
 
     def append(self, record: StepRecord) -> None:
-        """Write one step: its evaluation if it has one, its samples when due, its line, and last its row.
+        """Writes one step: its evaluation if any, its samples if due, its line of metrics.txt, its row of metrics.csv.
 
-        A None becomes an empty cell; NaN and inf are written as such.
+        None becomes an empty cell; NaN and inf are written as such.
 
         Raises:
-          ValueError: a metric is no column of this run.
+          ValueError: if a metric is not a column of this run.
         """
         values = _values(record, self.columns)
         if record.evaluation is not None:
             self.evaluation(record.evaluation)
         if record.step % self.samples_every == 0 or record.step in (1, record.total_steps):
             rows = [{"step": record.step, **dataclasses.asdict(sample)} for sample in record.samples]
-            _append(self.folder / "samples.jsonl", "".join(_json(row) + "\n" for row in rows))
-        _append(self.folder / "metrics.txt", format_line(record) + "\n")
-        _append(self.folder / "metrics.csv", _csv_line(_cell(values[name]) for name in self.columns))
+            append_text(self.folder / "samples.jsonl", json_lines(rows))
+        append_text(self.folder / "metrics.txt", format_line(record) + "\n")
+        append_text(self.folder / "metrics.csv", _csv_line(_cell(values[name]) for name in self.columns))
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Write evals/step-<step>.jsonl, one row per problem, and a line in evals/summary.jsonl."""
+        """Writes evals/step-<step>.jsonl, one row per problem, and a row of evals/summary.jsonl."""
         evals = self.folder / "evals"
         evals.mkdir(exist_ok=True)
-        rows = "".join(_json(row) + "\n" for row in evaluation.rows)
-        _replace(evals / f"step-{evaluation.step:05d}.jsonl", rows.encode())
-        line = {
+        rows = json_lines(row.to_json() for row in evaluation.rows)
+        replace_file(evals / f"step-{evaluation.step:05d}.jsonl", rows.encode())
+        summary = {
             "step": evaluation.step,
             "dataset": evaluation.dataset,
             "accuracy": evaluation.accuracy,
@@ -149,16 +148,16 @@ class RunLog:
             "seconds": evaluation.seconds,
         }
         if evaluation.correct_or_last_number is not None:
-            line["accuracy_or_last_number"] = 100.0 * evaluation.correct_or_last_number / evaluation.total
-        _append(evals / "summary.jsonl", _json(line) + "\n")
+            summary["accuracy_or_last_number"] = 100.0 * evaluation.correct_or_last_number / evaluation.total
+        append_text(evals / "summary.jsonl", json_lines([summary]))
 
     def summary(self, outcome: dict[str, Any]) -> None:
-        """Write summary.json, whole or not at all."""
-        _replace(self.folder / "summary.json", _json(outcome, indent=2).encode() + b"\n")
+        """Writes summary.json."""
+        replace_file(self.folder / "summary.json", to_json(outcome, indent=2).encode() + b"\n")
 
 
 def format_line(record: StepRecord) -> str:
-    """One step as a person reads it; '-' stands for what does not apply.
+    """One step as a line of text; '-' stands for values that do not apply.
 
     >>> format_line(StepRecord(7, 200, {"loss": -0.25, "reward_avg": 0.5, "policy_ratio": None}, []))[:70]
     'step   7/200  loss -0.2500  reward 0.500    correct -        length - '
@@ -170,15 +169,15 @@ def format_line(record: StepRecord) -> str:
 
 
 def format_evaluation(evaluation: Evaluation) -> str:
-    """One evaluation as a person reads it.
+    """One evaluation as a line of text.
 
     >>> format_evaluation(Evaluation(10, "arithmetic", 3, 8, 20.5, 0.25, 1.5, []))
     'evaluation after step 10: 37.5 % (3 of 8 of arithmetic), 20.5 tokens on average, 25 % cut off, 1.5 s'
     >>> format_evaluation(Evaluation(10, "arithmetic", 3, 8, 20.5, 0.25, 1.5, [], correct_or_last_number=4))[26:96]
     '37.5 % (3 of 8 of arithmetic; 4 if a last number counts without a box)'
     """
-    unboxed = evaluation.correct_or_last_number
-    more = "" if unboxed is None else f"; {unboxed} if a last number counts without a box"
+    or_last_number = evaluation.correct_or_last_number
+    more = "" if or_last_number is None else f"; {or_last_number} if a last number counts without a box"
     return (
         f"evaluation after step {evaluation.step}: {evaluation.accuracy:.1f} % "
         f"({evaluation.correct} of {evaluation.total} of {evaluation.dataset}{more}), "
@@ -188,7 +187,7 @@ def format_evaluation(evaluation: Evaluation) -> str:
 
 
 def format_number(value: float | None, decimals: int) -> str:
-    """A number with fixed decimals, or with an exponent where those would hide it or run on.
+    """A number with fixed decimals, or with an exponent if it is too small or too large for that.
 
     >>> [format_number(value, 3) for value in (0.5, None, math.nan, -2e-7, 3e9)]
     ['0.500', '-', 'nan', '-2.0e-07', '3.0e+09']
@@ -202,11 +201,11 @@ def format_number(value: float | None, decimals: int) -> str:
 
 
 def _values(record: StepRecord, columns: Sequence[str]) -> dict[str, float | None]:
-    """What a record has to say, column by column."""
+    """The value of each column; None if the record has none."""
     unknown = sorted(set(record.metrics) - set(columns))
     if unknown:
         hint = did_you_mean(unknown[0], columns)
-        raise ValueError(f"{unknown[0]!r} is no column of metrics.csv; name it in METRIC_COLUMNS.{hint}")
+        raise ValueError(f"{unknown[0]!r} is not a column of metrics.csv; add it to METRIC_COLUMNS.{hint}")
     values = dict.fromkeys(columns) | record.metrics
     values |= {"step": record.step, "total_steps": record.total_steps}
     if record.evaluation is not None:
@@ -221,41 +220,19 @@ def _csv_line(cells: Iterable[str]) -> str:
 
 
 def _cell(value: float | None) -> str:
-    return "" if value is None else f"{float(value):.9g}"  # 9 digits tell any two float32 apart
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """Array scalars as Python numbers; the rest, such as a path, as text."""
-    return value.item() if hasattr(value, "item") else str(value)
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("ab") as file:
-        file.write(text.encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside the file and rename, so that no half file ever carries its name."""
-    aside = path.with_name(path.name + ".new")
-    aside.write_bytes(content)
-    os.replace(aside, path)
+    return "" if value is None else f"{float(value):.9g}"  # 9 digits distinguish any two float32 values
 
 
 def _lines_until(path: Path, step: int, step_of: Callable[[bytes], int]) -> bytes:
-    """The lines of a file up to a step, byte for byte; what stands after the last line end is torn and left out."""
+    """The complete lines of a file up to a step."""
     kept = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate(complete_lines(path), start=1):
         try:
             if step_of(line) <= step:
-                kept.append(line + b"\n")
+                kept.append(line)
         except (ValueError, KeyError, TypeError):
             raise InputError(
-                f"{path}, line {number} cannot be read; repair or remove that line, "
-                "or start a new run with another --out"
+                f"{path}, line {number} cannot be read; fix or delete the line, or start a new run with another --out"
             ) from None
     return b"".join(kept)
 

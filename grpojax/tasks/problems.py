@@ -72,8 +72,8 @@ def has_eval_split(source: str | Path) -> bool:
 def split_held_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
     """Splits problems into a training part and a held-out part of about one problem in ten.
 
-    A hash of the problem's text decides, ignoring case and white space. So the split does not depend on the order of the
-    problems, and problems with the same text are on the same side.
+    A hash of the problem's text decides, ignoring case and white space. So the split does not depend on the order of
+    the problems, and problems with the same text are on the same side.
 
     >>> train, held_out = split_held_out([Problem(f"{n} + 1", str(n + 1)) for n in range(1000)])
     >>> len(train), len(held_out)
@@ -219,8 +219,8 @@ class _Expression:
 def read_problems(path: Path) -> list[Problem]:
     """Reads a .jsonl file (one row per line) or a .json file (a list of rows).
 
-    A row has `problem` or `question`, and `answer`; for GSM8K the answer is the text after `####`. `subject`, `level` (a
-    number, or "Level 3") and `domain` are optional.
+    A row has `problem` or `question`, and `answer`; for GSM8K the answer is the text after `####`. `subject`, `level`
+    (a number, or "Level 3") and `domain` are optional.
     """
     try:
         rows = read_json_lines(path, complete_only=False) if path.suffix == ".jsonl" else _read_json_list(path)
@@ -237,7 +237,8 @@ def _read_json_list(path: Path) -> Iterator[tuple[str, Any]]:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{path}, line {error.lineno} is not valid JSON ({error.msg}); a file with one row per line must end in .jsonl."
+            f"{path}, line {error.lineno} is not valid JSON ({error.msg}); "
+            "a file with one row per line needs the suffix .jsonl."
         ) from None
     if not isinstance(rows, list):
         raise InputError(f"{path} is not a JSON list; expected [{{'problem': ..., 'answer': ...}}, ...].")

@@ -13,8 +13,8 @@ DEFAULT_TEMPLATE = "Problem: {problem}\nThink step by step, then give the final 
 def load_template(path: str | Path) -> str:
     """Reads a prompt template: a text file with `{problem}` where the problem goes.
 
-    Other braces are kept, so a template can contain `\\boxed{}`. A newline at the end of the file is dropped: editors add
-    it, and a model that expects its answer right after the last word does much worse with it.
+    Other braces are kept, so a template can contain `\\boxed{}`. One newline at the end of the file is dropped: editors
+    add it, and some models answer much worse after it.
 
     Raises:
       InputError: if the file cannot be read or has no `{problem}`.

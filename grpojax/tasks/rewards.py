@@ -1,4 +1,4 @@
-"""Reward functions by name: each gives one float per answer, before any weighting, or None to abstain."""
+"""Reward functions by name. Each returns one float per answer, before weighting, or None to abstain."""
 
 import dataclasses
 import math
@@ -12,47 +12,44 @@ from grpojax.plugins import import_object
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One generated answer with all that a reward function may look at."""
+    """One generated answer with everything that a reward function can use."""
 
     problem: str  # the problem's text
-    gold: str  # its right answer
-    text: str  # the generated text alone, special tokens included
-    token_ids: Sequence[int]  # the generated ids alone, the first stop token included
-    truncated: bool  # the budget ran out before a stop token
-    budget: int  # tokens an answer may have
-    think_ids: tuple[int, int] | None = None  # of <think> and </think>; None where the tokenizer has none
-    correct: bool = False  # the grader's verdict on the last box of the text
-    correct_or_number: bool = False  # its verdict on the last box, or else on the last number; only where a reward asks for it
+    gold: str  # the correct answer
+    text: str  # the generated text without the prompt, special tokens included
+    token_ids: Sequence[int]  # the generated ids, including the stop token
+    truncated: bool  # the token budget ran out before a stop token
+    budget: int  # maximum number of generated tokens
+    think_ids: tuple[int, int] | None = None  # of <think> and </think>; None if the tokenizer has none
+    correct: bool = False  # the grader's verdict on `extracted`
+    correct_or_number: bool = False  # the same, with the last number of a text without a box; only if a reward needs it
 
     @property
     def extracted(self) -> str:
-        r"""What stands in the last complete `\boxed{}`; "" without one."""
+        r"""The content of the last complete `\boxed{}`; "" without one."""
         return extract_answer(self.text)
 
 
 def correct(answer: Answer) -> float:
-    r"""1.0 if the last complete `\boxed{}` of the generated text alone holds the right answer, else 0.0.
+    r"""1.0 if the last complete `\boxed{}` of the generated text has the correct answer, else 0.0.
 
-    A right number outside a box earns nothing here, while an evaluation may count it.
+    A correct number outside a box earns nothing here; an evaluation can count it.
     """
     return float(answer.correct)
 
 
 def correct_or_number(answer: Answer) -> float:
-    """As `correct`, with the last number of a text that has no box. Source: the book's script gdpo.py of 7.6.3."""
+    """Like `correct`, but without a box the last number counts. Source: the book's script gdpo.py of 7.6.3."""
     return float(answer.correct_or_number)
 
 
 def boxed(answer: Answer) -> float:
-    r"""1.0 if the text has a complete `\boxed{}` that is not empty. Source: the book's script gdpo.py of 7.6.3."""
+    r"""1.0 if the text has a complete, non-empty `\boxed{}`, else 0.0. Source: the book's script gdpo.py of 7.6.3."""
     return float(answer.extracted != "")
 
 
 def think_format(answer: Answer) -> float:
-    """1.0 if the generated ids open a think section before they first close one, else 0.0.
-
-    Source: book 7.6, the first of each decides.
-    """
+    """1.0 if the first <think> comes before the first </think>, else 0.0. Source: book 7.6."""
     opening, closing = answer.think_ids
     ids = list(answer.token_ids)
     if opening not in ids or closing not in ids:
@@ -61,10 +58,10 @@ def think_format(answer: Answer) -> float:
 
 
 def overlong(answer: Answer, overlong_cache: float | None = None) -> float:
-    """0 up to budget - cache tokens, from there falling in a line to -1 at the budget.
+    """0 up to budget - cache tokens, then falling linearly to -1 at the budget.
 
     Args:
-      overlong_cache: the cache, in tokens; None: a fifth of the budget, as in the paper (4,096 of 20,480).
+      overlong_cache: the cache, in tokens; None means a fifth of the budget, as in the paper (4,096 of 20,480).
 
     Source: arXiv:2503.14476 (DAPO), eq. 13. Budget 100, cache 20, 95 tokens: (80 - 95) / 20.
 
@@ -76,17 +73,17 @@ def overlong(answer: Answer, overlong_cache: float | None = None) -> float:
 
 
 def repetition(answer: Answer) -> float:
-    """Minus the share of the text's three-word runs that were there before: 0 without any, towards -1 for a loop.
+    """Minus the share of repeated 3-grams of words: 0 without repetition, close to -1 for a loop.
 
-    Source: Open-R1, `rewards.py`, get_repetition_penalty_reward with n-grams of 3 words and a penalty of at most 1.
-    "a b c a b c" has the runs abc, bca, cab, abc: one of four is a repetition.
+    Source: Open-R1, `rewards.py`, get_repetition_penalty_reward with n-grams of 3 words and a maximum penalty of 1.
+    "a b c a b c" has the 3-grams abc, bca, cab, abc: one of four is a repetition.
 
     >>> repetition(Answer("", "", "a b c A B c", [], False, 100))
     -0.25
     """
     words = answer.text.lower().split()
-    runs = list(zip(words, words[1:], words[2:], strict=False))
-    return len(set(runs)) / len(runs) - 1.0 if runs else 0.0
+    ngrams = list(zip(words, words[1:], words[2:], strict=False))
+    return len(set(ngrams)) / len(ngrams) - 1.0 if ngrams else 0.0
 
 
 REWARDS: dict[str, Callable[..., float | None]] = {
@@ -97,17 +94,17 @@ REWARDS: dict[str, Callable[..., float | None]] = {
     "overlong": overlong,
     "repetition": repetition,
 }
-"""Every reward function by the name a variant gives it. A user's own is named "module:function"."""
+"""The built-in reward functions. A user's own function is named "module:function"."""
 
 
 def reward_function(name: str) -> Callable[..., float | None]:
-    """A reward function by name: one of `REWARDS`, or a user's own as "module:function", imported.
+    """Looks up a reward function: one of `REWARDS`, or a user's own as "module:function".
 
-    A user's function takes one `Answer` and returns a float, or None to abstain: the answer then gets nothing from it,
-    and where all abstain it takes no part in its group.
+    A user's function takes one `Answer` and returns a float, or None to abstain. An answer gets nothing from a function
+    that abstains; if all functions abstain, the answer is left out of its group.
 
     Raises:
-      InputError: for an unknown name, a module that cannot be imported, or a name in it that is no function.
+      InputError: for an unknown name, a module that cannot be imported, or a name that is not a function.
     """
     if name in REWARDS:
         return REWARDS[name]
@@ -118,28 +115,32 @@ def reward_function(name: str) -> Callable[..., float | None]:
         )
     function = import_object("reward", name)
     if not callable(function):
-        raise InputError(f"reward {name!r} is a value of type {type(function).__name__}, not a function; name a function.")
+        raise InputError(f"reward {name!r} is of type {type(function).__name__}, not a function; name a function.")
     return function
 
 
 def grade_answers(answers: Sequence[Answer], names: Sequence[str], grader: Grader) -> Callable[[], list[Answer]]:
-    """Starts grading, in the grader's own processes; what is returned waits for the answers with their verdicts.
+    """Starts grading in the grader's processes.
 
     Args:
-      names: the reward functions that will be asked: only some need a second verdict.
+      names: the reward functions that `score_answers` will call; "correct_or_number" needs a second verdict.
+
+    Returns:
+      A function that waits for the verdicts and returns the answers with them.
     """
-    wanted = [(answer.extracted, answer.gold) for answer in answers]
-    numbered = "correct_or_number" in names
-    if numbered:
-        wanted += [(a.extracted or extract_answer(a.text, "last_number"), a.gold) for a in answers]
-    pending = grader.submit(wanted)
+    pairs = [(answer.extracted, answer.gold) for answer in answers]
+    with_numbers = "correct_or_number" in names
+    if with_numbers:
+        pairs += [(a.extracted or extract_answer(a.text, "last_number"), a.gold) for a in answers]
+    pending = grader.submit(pairs)
 
     def wait() -> list[Answer]:
         verdicts = pending.result()
-        seconds = verdicts[len(answers) :] if numbered else [False] * len(answers)
+        boxed = verdicts[: len(answers)]
+        numbered = verdicts[len(answers) :] if with_numbers else [False] * len(answers)
         return [
-            dataclasses.replace(answer, correct=first, correct_or_number=second)
-            for answer, first, second in zip(answers, verdicts[: len(answers)], seconds, strict=True)
+            dataclasses.replace(answer, correct=correct, correct_or_number=correct_or_number)
+            for answer, correct, correct_or_number in zip(answers, boxed, numbered, strict=True)
         ]
 
     return wait
@@ -148,19 +149,19 @@ def grade_answers(answers: Sequence[Answer], names: Sequence[str], grader: Grade
 def score_answers(
     answers: Sequence[Answer], names: Sequence[str], *, conditional: bool = False, overlong_cache: float | None = None
 ) -> dict[str, list[float]]:
-    """The rewards of a batch of graded answers, position by position.
+    """The rewards of graded answers.
 
     Args:
-      answers: as `grade_answers` gives them back.
-      names: reward functions, see `reward_function`.
-      conditional: pay the format reward to correct answers only.
+      answers: as returned by the function from `grade_answers`.
+      names: names for `reward_function`.
+      conditional: give the format reward to correct answers only.
       overlong_cache: see `overlong`.
 
     Returns:
-      For each name its rewards; NaN where it abstains.
+      By name, one reward per answer; NaN where the function abstains.
 
     Raises:
-      InputError: if a user's function raises or returns something else than a finite number or None; it names it.
+      InputError: if a user's function raises, or returns anything but a finite number or None.
     """
     functions = {name: reward_function(name) for name in names}
     rewards = {name: [_reward(name, functions[name], answer, overlong_cache) for answer in answers] for name in names}
@@ -178,7 +179,8 @@ def _reward(name: str, function: Callable[..., float | None], answer: Answer, ov
         value = function(answer)
         value = math.nan if value is None else float(value)
     except Exception as error:  # a user's function may raise anything
-        raise InputError(f"reward {name!r} failed on an answer ({type(error).__name__}: {error}); mend the function.") from error
+        message = f"reward {name!r} failed on an answer ({type(error).__name__}: {error}); fix the function."
+        raise InputError(message) from error
     if math.isinf(value):
         raise InputError(f"reward {name!r} returned {value}; return a finite number, or None to abstain.")
     return value

@@ -13,7 +13,7 @@ METRICS = {"loss": 0.5, "reward_avg": 0.625, "avg_response_len": 231.0, "entropy
 
 
 class Terminal(io.StringIO):
-    """A terminal as far as rich asks."""
+    """A terminal for rich."""
 
     def isatty(self):
         return True
@@ -30,7 +30,7 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that moves only when told: clock.now += seconds."""
+    """A manual clock: clock.now += seconds."""
 
     class Clock:
         now = 100.0
@@ -40,7 +40,7 @@ def clock(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def not_a_forced_terminal(monkeypatch):
+def no_forced_terminal(monkeypatch):
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -54,7 +54,7 @@ def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "\n")
 
 
-def test_plain_lines_with_a_time_left_that_ignores_compilation(clock):
+def test_plain_lines_with_a_time_left_without_compilation(clock):
     stream = io.StringIO()
     with progress_display(12, stream=stream) as display:
         clock.now += 100  # an evaluation of 10 s, then compilation
@@ -72,8 +72,8 @@ def test_plain_lines_with_a_time_left_that_ignores_compilation(clock):
     ]
 
 
-def test_the_time_left_follows_the_last_twenty_steps(clock):
-    """Answers grow longer in a run: 30 quick steps, then 20 of 5 s leave 50 more of 5 s."""
+def test_the_time_left_is_based_on_the_last_twenty_steps(clock):
+    """After 30 quick steps and 20 of 5 s, the remaining 50 are expected to take 5 s each."""
     stream = io.StringIO()
     with progress_display(100, stream=stream) as display:
         for step in range(1, 51):
@@ -82,7 +82,7 @@ def test_the_time_left_follows_the_last_twenty_steps(clock):
     assert stream.getvalue().endswith("left 4 min 10 s\n")
 
 
-def test_a_resumed_run_times_its_own_first_step(clock):
+def test_a_resumed_run_reports_its_own_first_step(clock):
     stream = io.StringIO()
     with progress_display(12, start_step=10, stream=stream) as display:
         clock.now += 30
@@ -106,7 +106,7 @@ def test_evaluations_checkpoints_and_messages_are_lines(clock):
     ]
 
 
-def test_a_step_without_values_has_dashes_in_both_forms(terminal):
+def test_missing_values_are_dashes_on_both_displays(terminal):
     for stream in (io.StringIO(), terminal):
         with progress_display(3, stream=stream) as display:
             display.update(StepRecord(1, 3, {"reward_avg": 0.0, "policy_ratio": None, "entropy_avg": None}, []))
@@ -119,7 +119,7 @@ def test_standard_output_is_the_default_stream(capsys):
     assert capsys.readouterr().out == "hello\n"
 
 
-def test_a_terminal_gets_a_bar_with_the_numbers_and_messages_above(terminal, clock):
+def test_a_terminal_gets_a_bar_with_numbers_below_the_messages(terminal, clock):
     evaluation = Evaluation(2, "gsm8k", 9, 20, 180.0, 0.1, 12.0, [])
     with progress_display(12, stream=terminal) as display:
         clock.now += 90
@@ -132,17 +132,17 @@ def test_a_terminal_gets_a_bar_with_the_numbers_and_messages_above(terminal, clo
     assert "left 20.0 s  reward 0.62  length 231  entropy 0.31  tok/s 812" in last
     assert "first step took 1 min 30 s, compilation included\n" in text
     assert "evaluation after step 2: 45.0 % (9 of 20 of gsm8k)" in text
-    assert "checkpoint out/[bold]/2\n" in text  # not taken for markup
+    assert "checkpoint out/[bold]/2\n" in text  # not interpreted as markup
 
 
-def test_a_resumed_bar_begins_where_the_run_does(terminal):
+def test_the_bar_of_a_resumed_run_starts_at_its_step(terminal):
     with progress_display(12, start_step=10, stream=terminal):
         pass
     assert "step 10/12" in plain(terminal.getvalue())
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_a_narrow_terminal_keeps_the_step_and_the_time_left_on_one_line(terminal, clock, monkeypatch, columns):
+def test_a_narrow_terminal_shows_the_step_and_the_time_left_on_one_line(terminal, clock, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     with progress_display(1000, stream=terminal) as display:
         for step in (1, 2):

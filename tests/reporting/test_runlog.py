@@ -1,4 +1,4 @@
-"""Writing a run folder: what stands where, what a crash leaves, what a resumed run keeps."""
+"""Writing a run folder: its files, crashes, and resumed runs."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grpojax.errors import InputError
-from grpojax.records import METRIC_COLUMNS, Evaluation, Sample, StepRecord
+from grpojax.records import METRIC_COLUMNS, EvalRow, Evaluation, Sample, StepRecord
 from grpojax.reporting.metrics import read_evaluations, read_metrics
 from grpojax.reporting.runlog import RunLog, format_line
 
@@ -16,7 +16,13 @@ SAMPLE = Sample("1+1?", "2", r"So \boxed{2}<|im_end|>", "2", True, {"correct": 1
 
 
 def evaluation(step):
-    rows = [{"problem": f"{i}+1?", "correct": i == 0, "length": 20 + i} for i in range(4)]
+    rows = [
+        EvalRow(
+            index=i, problem=f"{i}+1?", gold="1", text=["½"], extracted=["1"], correct=[i == 0], length=[20 + i],
+            truncated=[False],
+        )
+        for i in range(4)
+    ]  # fmt: skip
     return Evaluation(step, "arithmetic", 1, 4, 21.5, 0.25, 2.0, rows)
 
 
@@ -41,7 +47,7 @@ def run_until(folder, last, marker=0.0):
     return log
 
 
-def test_create_writes_config_and_the_fixed_header(tmp_path):
+def test_create_writes_config_and_header(tmp_path):
     RunLog.create(tmp_path / "runs" / "a", {"seed": 1, "lr": np.float32(0.5), "out": tmp_path})
     assert json.loads((tmp_path / "runs/a/config.json").read_text()) == {"seed": 1, "lr": 0.5, "out": str(tmp_path)}
     assert (tmp_path / "runs/a/metrics.csv").read_text() == ",".join(METRIC_COLUMNS) + "\n"
@@ -50,13 +56,13 @@ def test_create_writes_config_and_the_fixed_header(tmp_path):
 @pytest.mark.parametrize(
     "name", ["config.json", "metrics.csv", "metrics.txt", "samples.jsonl", "summary.json", "evals/", "checkpoints/"]
 )
-def test_create_refuses_a_folder_that_holds_a_run_and_writes_nothing(tmp_path, name):
+def test_create_refuses_a_folder_with_a_run_and_writes_nothing(tmp_path, name):
     (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("mine")
     before = snapshot(tmp_path)
     with pytest.raises(InputError) as error:
         RunLog.create(tmp_path, {"seed": 1})
     assert str(error.value) == (
-        f"{tmp_path} already holds a run (it has {name.rstrip('/')}); choose another --out or add --resume"
+        f"{tmp_path} already contains a run ({name.rstrip('/')}); choose another --out or add --resume"
     )
     assert snapshot(tmp_path) == before and len(list(tmp_path.iterdir())) == 1
 
@@ -67,20 +73,19 @@ def test_create_leaves_other_files_alone(tmp_path):
     assert (tmp_path / "notes.md").read_text() == "mine"
 
 
-def test_create_below_a_file_says_so(tmp_path):
+def test_create_below_a_file_gets_a_clear_message(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot make the run folder .*file.x: Not a directory; choose another --out"):
+    with pytest.raises(InputError, match=r"cannot create the run folder .*file.x: Not a directory; choose another"):
         RunLog.create(tmp_path / "file" / "x", {})
-    with pytest.raises(InputError, match=r"cannot make the run folder .*file: File exists; choose another --out"):
+    with pytest.raises(InputError, match=r"cannot create the run folder .*file: File exists; choose another --out"):
         RunLog.create(tmp_path / "file", {})
 
 
-def test_a_row_has_exactly_the_columns_and_none_is_an_empty_cell(tmp_path):
+def test_a_row_has_all_columns_and_none_is_an_empty_cell(tmp_path):
     log = RunLog.create(tmp_path, {})
     log.append(record(1, loss=-0.25, policy_ratio=None, lr=1e-5, kl_k3=math.nan, grad_norm=math.inf))
     row = dict(zip(METRIC_COLUMNS, (tmp_path / "metrics.csv").read_text().split("\n")[1].split(","), strict=True))
-    said = {name: cell for name, cell in row.items() if cell}
-    assert said == {
+    assert {name: cell for name, cell in row.items() if cell} == {
         "step": "1", "total_steps": "25", "loss": "-0.25", "lr": "1e-05", "kl_k3": "nan", "grad_norm": "inf",
     }  # fmt: skip
 
@@ -95,7 +100,7 @@ def test_float32_values_survive_the_file(tmp_path):
 def test_a_metric_without_a_column_is_refused_before_anything_is_written(tmp_path):
     log = RunLog.create(tmp_path, {})
     before = snapshot(tmp_path)
-    with pytest.raises(ValueError, match=r"'entropy' is no column of metrics.csv; .* Did you mean 'entropy_avg'\?"):
+    with pytest.raises(ValueError, match=r"'entropy' is not a column of metrics.csv; .* Did you mean 'entropy_avg'\?"):
         log.append(record(1, entropy=1.0))
     assert snapshot(tmp_path) == before
 
@@ -108,13 +113,14 @@ def test_each_row_is_on_disk_when_append_returns(tmp_path):
         assert (tmp_path / "metrics.txt").read_text().count("\n") == step
 
 
-def test_samples_are_kept_at_step_1_every_ten_steps_and_at_the_last(tmp_path):
+def test_samples_are_written_at_step_1_every_ten_steps_and_at_the_last_step(tmp_path):
     run_until(tmp_path, 25)
     rows = rows_of(tmp_path / "samples.jsonl")
     assert [row["step"] for row in rows] == [1, 1, 10, 10, 20, 20, 25, 25]
     assert rows[1] == {
         "step": 1, "problem": "1+1?", "gold": "2", "text": r"So \boxed{2}<|im_end|>", "extracted": "2",
-        "correct": True, "rewards": {"correct": 1.0}, "reward": 0.0, "advantage": -0.75, "length": 7, "truncated": False,
+        "correct": True, "rewards": {"correct": 1.0}, "reward": 0.0, "advantage": -0.75, "length": 7,
+        "truncated": False,
     }  # fmt: skip
 
 
@@ -126,8 +132,8 @@ def test_samples_every_can_be_set(tmp_path):
     assert RunLog.resume(tmp_path, 5, samples_every=3).samples_every == 3
 
 
-def test_array_scalars_and_any_text_can_be_sampled(tmp_path):
-    """The noise of a collapsed policy contains characters that look like line ends."""
+def test_samples_can_contain_array_scalars_and_any_text(tmp_path):
+    """The output of a collapsed policy contains Unicode line separators."""
     text = "a\u2028b\u0085c\nd \\boxed{½} 你"
     sample = dataclasses.replace(SAMPLE, text=text, reward=np.float32(0.5), length=np.int32(3))
     log = RunLog.create(tmp_path, {})
@@ -139,21 +145,21 @@ def test_array_scalars_and_any_text_can_be_sampled(tmp_path):
     assert second["text"] == SAMPLE.text
 
 
-def test_an_evaluation_is_kept_row_by_row_and_in_summary(tmp_path):
+def test_an_evaluation_is_written_row_by_row_and_to_the_summary(tmp_path):
     log = run_until(tmp_path, 10)
-    assert rows_of(tmp_path / "evals" / "step-00010.jsonl") == evaluation(10).rows
+    assert rows_of(tmp_path / "evals" / "step-00010.jsonl") == [row.to_json() for row in evaluation(10).rows]
     assert (tmp_path / "evals" / "step-00000.jsonl").exists()
     untrained, later = rows_of(tmp_path / "evals" / "summary.jsonl")
     assert untrained["step"] == 0 and later == {
         "step": 10, "dataset": "arithmetic", "accuracy": 25.0, "correct": 1, "total": 4, "avg_response_len": 21.5,
         "truncated_frac": 0.25, "seconds": 2.0,
     }  # fmt: skip
-    # a percentage in the csv too, and step 0 has no row there
+    # metrics.csv has percent too, and no row for step 0
     np.testing.assert_array_equal(read_metrics(log.folder)["eval_acc"], [np.nan] * 9 + [25.0])
     assert read_evaluations(tmp_path) == [(0, 25.0), (10, 25.0)]
 
 
-def test_summary_is_whole_or_not_there(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_summary(tmp_path, monkeypatch):
     log = RunLog.create(tmp_path, {})
     log.summary({"best": np.float32(0.5)})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"best": 0.5}
@@ -161,14 +167,14 @@ def test_summary_is_whole_or_not_there(tmp_path, monkeypatch):
     def full_disk(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("grpojax.reporting.runlog.os.replace", full_disk)
+    monkeypatch.setattr("grpojax.files.os.replace", full_disk)
     with pytest.raises(OSError, match="No space left"):
         log.summary({"best": 0.75})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"best": 0.5}
 
 
-def test_resume_keeps_history_byte_for_byte_and_later_steps_occur_once(tmp_path):
-    """Checkpoint at 10, killed in the middle of writing step 14: rows 1 to 10 stay, 11 to 13 are made again."""
+def test_resume_keeps_the_history_unchanged_and_drops_later_steps(tmp_path):
+    """Checkpoint at 10, killed while writing step 14: rows 1 to 10 are kept, steps 11 to 13 are repeated."""
     run_until(tmp_path, 13)
     history = {
         name: b"".join((tmp_path / name).read_bytes().splitlines(keepends=True)[:lines])
@@ -200,14 +206,14 @@ def test_resume_keeps_history_byte_for_byte_and_later_steps_occur_once(tmp_path)
     assert not list(tmp_path.rglob("*.new"))
 
 
-def test_a_run_broken_and_resumed_leaves_the_files_of_an_unbroken_one(tmp_path):
+def test_an_interrupted_and_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path):
     run_until(tmp_path / "whole", 15)
-    run_until(tmp_path / "broken", 12)
-    log = RunLog.resume(tmp_path / "broken", 7)
+    run_until(tmp_path / "resumed", 12)
+    log = RunLog.resume(tmp_path / "resumed", 7)
     for step in range(8, 16):
         log.append(record(step, evaluated=(10, 12), loss=float(step)))
-    whole, broken = ({p.name: c for p, c in snapshot(tmp_path / name).items()} for name in ("whole", "broken"))
-    assert whole == broken
+    whole, resumed = ({p.name: c for p, c in snapshot(tmp_path / name).items()} for name in ("whole", "resumed"))
+    assert whole == resumed
 
 
 def test_resume_before_the_first_checkpoint_keeps_the_untrained_evaluation(tmp_path):
@@ -220,7 +226,7 @@ def test_resume_before_the_first_checkpoint_keeps_the_untrained_evaluation(tmp_p
 
 def test_resume_needs_a_run(tmp_path):
     with pytest.raises(
-        InputError, match=r"holds no run to resume \(no metrics.csv\); check --out, or leave out --resume"
+        InputError, match=r"contains no run to resume \(no metrics.csv\); check --out, or omit --resume"
     ):
         RunLog.resume(tmp_path / "none", 10)
 
@@ -231,7 +237,7 @@ def test_resume_needs_a_run(tmp_path):
         (
             "metrics.csv",
             "x,25,0.5",
-            "metrics.csv, line 5 cannot be read; repair or remove that line, or start a new run",
+            "metrics.csv, line 5 cannot be read; fix or delete the line, or start a new run",
         ),
         ("metrics.txt", "hello", "metrics.txt, line 4 cannot be read"),
         ("samples.jsonl", "{}", "samples.jsonl, line 3 cannot be read"),
@@ -248,15 +254,15 @@ def test_resume_with_a_damaged_line_changes_nothing(tmp_path, name, line, messag
     assert snapshot(tmp_path) == before
 
 
-def test_resume_refuses_columns_it_does_not_write(tmp_path):
+def test_resume_refuses_different_columns(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,loss\n1,2\n")
     with pytest.raises(
-        InputError, match="has other columns than this version writes; start a new run with another --out"
+        InputError, match="has different columns from those this version writes; start a new run with another --out"
     ):
         RunLog.resume(tmp_path, 1)
 
 
-def test_the_readable_line():
+def test_format_line():
     metrics = {"loss": -0.0345, "reward_avg": 0.625, "correct_avg": 0.5, "avg_response_len": 231.44}
     metrics |= {"entropy_avg": 0.3118, "policy_ratio": 1.0234, "grad_norm": 0.84, "tokens_per_sec": 812.04}
     line = format_line(record(7, total=200, evaluated=(7,), **metrics))
@@ -266,14 +272,14 @@ def test_the_readable_line():
     )
 
 
-def test_what_does_not_apply_is_a_dash_in_the_line():
-    """A skipped update at step 1: no policy ratio, no loss, no evaluation yet."""
+def test_values_that_do_not_apply_are_dashes():
+    """A skipped update at step 1 has no policy ratio, no loss and no evaluation."""
     line = format_line(record(1, reward_avg=0.0, loss=None, policy_ratio=None))
     assert line.split()[:4] == ["step", "1/25", "loss", "-"]
     assert "reward 0.000" in line and "ratio -" in line and line.endswith("eval % -")
 
 
-def test_nan_infinite_tiny_and_huge_values_show_in_the_line():
+def test_nan_infinite_tiny_and_huge_values_are_visible():
     line = format_line(record(1, loss=math.nan, grad_norm=math.inf, policy_ratio=3.2e12, entropy_avg=-1e-9))
     words = line.split()
     shown = {word: words[words.index(word) + 1] for word in ("loss", "grad_norm", "ratio", "entropy")}
@@ -281,6 +287,6 @@ def test_nan_infinite_tiny_and_huge_values_show_in_the_line():
     assert "loss 0.0000" in format_line(record(1, loss=-0.0))
 
 
-def test_lines_of_one_run_stand_under_one_another():
+def test_the_lines_of_a_run_are_aligned():
     lines = [format_line(record(step, total=1000, loss=0.5, reward_avg=1.0)) for step in (1, 999)]
     assert lines[0].index("reward") == lines[1].index("reward")

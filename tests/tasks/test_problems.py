@@ -113,11 +113,11 @@ def test_user_files_in_both_formats(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"problem": "p", "answer": "1"}\n\n{"problem": \n', r"a\.jsonl, line 3 is not valid JSON; fix or delete"),
+        ("a.jsonl", '{"problem": "p", "answer": "1"}\n\n{"problem": \n', r"line 3 is not valid JSON; fix or delete"),
         (
             "a.json",
             '[{"problem": "p",\n "answer" 1}]',
-            r"a\.json, line 2 is not valid JSON \(.*\); a file with one row per line must end in \.jsonl",
+            r"a\.json, line 2 is not valid JSON \(.*\); a file with one row per line needs the suffix \.jsonl",
         ),
         ("a.json", '{"problem": "p", "answer": "1"}', r"a\.json is not a JSON list; expected \[\{'problem'"),
         ("a.jsonl", "[1]", r"a\.jsonl, line 1 is not a JSON object; expected"),
@@ -149,7 +149,7 @@ def test_bad_files_get_a_clear_message(tmp_path, name, content, message):
 def test_bad_sources_get_a_clear_message(tmp_path):
     with pytest.raises(InputError, match=r"unknown data set 'gsm8'; choose one of arithmetic, gsm8k, .*'gsm8k'\?"):
         load_problems("gsm8", "train")
-    with pytest.raises(InputError, match=r"the data set file .*none\.jsonl does not exist; give a \.json or \.jsonl file"):
+    with pytest.raises(InputError, match=r"file .*none\.jsonl does not exist; give a \.json or \.jsonl file"):
         load_problems(tmp_path / "none.jsonl", "train")
     (tmp_path / "latin.json").write_bytes(b'["\xe9"]')
     with pytest.raises(InputError, match=r"cannot read the data set .*latin\.json .*UTF-8"):

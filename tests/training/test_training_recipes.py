@@ -323,4 +323,4 @@ def test_groups_of_rollouts_come_together_again(kept):
     again = concat_rollouts([kept.group(0), kept.group(1)])
     for name, array in vars(kept).items():
         np.testing.assert_array_equal(getattr(again, name), array)
-    assert kept.group(1).answer_ids(0) == kept.answer_ids(3)
+    assert kept.group(1).answer_ids(0) == kept.answer_ids(4)

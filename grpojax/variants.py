@@ -394,6 +394,10 @@ def register_variant(variant: Variant) -> Variant:
     """
     if variant.name in {row.name for row in _ROWS}:
         raise InputError(f"{variant.name!r} is a variant of grpojax; choose another name for your own.")
+    if ":" in variant.name:
+        raise InputError(f"the name {variant.name!r} has a colon, which separates module and name; choose another.")
+    for key, value in variant.loss.numbers.items():
+        _check_number(key, value, least=-math.inf)
     _check_numbers(variant)
     _check_loss(variant)
     VARIANTS[variant.name] = variant
@@ -409,7 +413,7 @@ def find_variant(name: str) -> Variant:
     if ":" in name:
         found = import_object("variant", name)
         if not isinstance(found, Variant):
-            raise InputError(f"variant {name!r} is a {type(found).__name__}; it must be a grpojax.Variant.")
+            raise InputError(f"variant {name!r} has type {type(found).__name__}; it must be a grpojax.Variant.")
         return register_variant(found)
     if name not in VARIANTS:
         hint = did_you_mean(name, VARIANTS)
@@ -522,6 +526,8 @@ def _check_numbers(variant: Variant, given: Mapping[str, Any] = {}) -> None:
             wanted = [] if piece is None else parameters(piece)[own:]
         except ValueError as error:
             raise InputError(f"variant {variant.name!r}: {error}") from None
+        except (TypeError, AttributeError):
+            raise InputError(f"variant {variant.name!r}: its {kind} is {piece!r}; it must be a plain function.") from None
         lacking = [name for name in wanted if name not in (*ARRAYS, *loss.numbers, "token_budget")]
         if lacking:
             raise InputError(
@@ -530,6 +536,8 @@ def _check_numbers(variant: Variant, given: Mapping[str, Any] = {}) -> None:
             )
         read |= set(wanted)
     for key in loss.numbers:
+        if key in ARRAYS:
+            raise InputError(f"variant {variant.name!r} has a number named {key!r}, like an array; choose another name.")
         if key not in read and key not in NUMBERS:
             raise InputError(_unused(variant, key))
     if given.get("overlong_cache") and "overlong" not in variant.recipe.rewards:

@@ -1,6 +1,7 @@
 """The table of variants: its rows, overrides and errors."""
 
 import dataclasses
+import functools
 import sys
 
 import jax
@@ -300,7 +301,7 @@ def test_a_variant_from_a_module_in_the_current_folder(tmp_path, monkeypatch):
         config = RunConfig(variant="my_rows:ROW", numbers="my_number=2").resolved()
         assert config.make_variant().loss.numbers == {"my_number": 2.0} and config.inner_epochs == 1
         for name, message in (
-            ("my_rows:NO_ROW", "variant 'my_rows:NO_ROW' is a int; it must be a grpojax.Variant"),
+            ("my_rows:NO_ROW", "variant 'my_rows:NO_ROW' has type int; it must be a grpojax.Variant"),
             ("my_rows:NONE", "variant 'my_rows:NONE': module 'my_rows' has no 'NONE'; check the spelling"),
             ("no_rows:ROW", r"variant 'no_rows:ROW': module 'no_rows' cannot be imported \(ModuleNotFoundError: .*\); it must be"),
         ):
@@ -338,6 +339,11 @@ def vector(values, mask, whole_mask):
         ("mine", {"objective": lacking}, r"the objective lacking of variant 'mine' takes 'no_such_array', which is neither one of its numbers \(my_number\) nor"),
         ("mine", {"numbers": {"my_number": 1.0, "other": 1.0}}, "variant 'mine' does not use other; leave it out"),
         ("mine", {"objective": defaulted, "numbers": {}}, "variant 'mine': parameter 'width' of the loss piece defaulted must be a plain one"),
+        ("a:b", {}, "the name 'a:b' has a colon, which separates module and name"),
+        ("mine", {"numbers": {"my_number": float("nan")}}, "my_number is nan; it must be a finite number"),
+        ("mine", {"numbers": {"my_number": 1.0, "mask": 1.0}}, "variant 'mine' has a number named 'mask', like an array"),
+        ("mine", {"objective": functools.partial(my_objective, my_number=2)}, "variant 'mine': its objective is functools.partial.*; it must be a plain function"),
+        ("mine", {"objective": "clip"}, "variant 'mine': its objective is 'clip'; it must be a plain function"),
         ("mine", {"objective": failing, "numbers": {}}, r"the loss of variant 'mine' cannot be computed \(RuntimeError: boom\); fix its pieces"),
         ("mine", {"objective": silent, "numbers": {}}, r"the loss of variant 'mine' cannot be computed \(ValueError\); fix its pieces"),
         ("mine", {"reduction": vector}, r"the loss of variant 'mine' has shape \(2,\); its reduction must return one number"),

@@ -6,11 +6,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpojax.errors import InputError
-from grpojax.flags import Parser, add_settings, exit_code, typed_settings
+from grpojax.flags import Parser, add_settings, checked_settings, exit_code, typed_settings
+from grpojax.settings import setting
 
 if TYPE_CHECKING:
     from grpojax.qwen.weights import Policy
@@ -20,6 +22,59 @@ if TYPE_CHECKING:
 
 PROGRESS_SECONDS = 10.0
 """How often a long evaluation reports its progress."""
+
+_DTYPES, _KINDS = ("float32", "bfloat16"), ("base", "reasoning")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The model."""
+
+    model: str = setting(
+        "tiny-base", "embedded model, folder, hub name, a run folder (its newest checkpoint), or one of its checkpoints/STEP",
+        alias="checkpoint",
+    )  # fmt: skip
+    tokenizer_kind: str | None = setting(None, "plain prompts, or chat turns (default: by the checkpoint's stop ids)", choices=_KINDS)
+    dtype: str = setting("float32", "dtype of the weights", choices=_DTYPES)
+
+
+@dataclass(frozen=True)
+class _AnswerSettings(ModelSettings):
+    """How it answers."""
+
+    thinking: bool = setting(True, "let a reasoning model think; if off, its prompt closes an empty think block")
+    prompt_template: str | None = setting(None, "file with the prompt; {problem} marks the place of the problem")
+    max_new_tokens: int | None = setting(None, "token budget of an answer (default: 512, or what the context leaves)", at_least=1)
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy", at_least=0)
+    top_p: float = setting(1.0, "sample from the smallest set of tokens with this much probability; 1 keeps all", above=0, at_most=1)
+    top_k: int = setting(0, "sample from the k most likely tokens; 0 keeps all", at_least=0)
+    seed: int = setting(42, "decides the samples", at_least=0, at_most=2**32 - 1)
+
+
+@dataclass(frozen=True)
+class EvalSettings(_AnswerSettings):
+    """What is evaluated."""
+
+    dataset: str = setting("arithmetic", "arithmetic, gsm8k, math500, or a .json/.jsonl file")
+    limit: int | None = setting(None, "evaluate only the first so many problems (default: all)", at_least=1)
+    samples: int = setting(1, "answers per problem, for pass@k and a majority vote", at_least=1)
+    extract: str = setting(
+        "boxed", "which answer counts: the last box, as in training, or the last number if there is no box; both are printed",
+        choices=("boxed", "boxed-or-last-number"),
+    )  # fmt: skip
+    grader: str = setting("grpojax", "who compares answers", choices=("grpojax", "book", "math-verify"))
+    batch_size: int | None = setting(None, "answers decoded together; changes speed and memory only (default: what fits)", at_least=1)
+    out: str | None = setting(
+        None, "file.jsonl for one row per problem, written when it is finished; after an interruption the same command continues"
+    )
+
+
+@dataclass(frozen=True)
+class SampleSettings(_AnswerSettings):
+    """What is sampled."""
+
+    raw: bool = setting(False, "use the question itself as the prompt, without the template")
+    count: int = setting(1, "how many answers", at_least=1)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,42 +103,15 @@ def _parser() -> Parser:
     add_settings(sub, RunConfig)
 
     sub = command("eval", _eval, "accuracy of a model or checkpoint, or two evaluations compared")
-    _add_model(sub)
-    sub.add_argument("--dataset", default="arithmetic", help="arithmetic, gsm8k, math500, or a .json/.jsonl file")
-    sub.add_argument("--limit", type=int, help="evaluate only the first so many problems (default: all)")
-    sub.add_argument("--max-new-tokens", type=int, help="token budget of an answer (default: 512, or what the context leaves)")
-    sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks the place of the problem")
-    sub.add_argument("--samples", type=int, default=1, help="answers per problem, for pass@k and a majority vote (default: 1)")
-    sub.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    sub.add_argument("--top-p", type=float, default=1.0, help="1 keeps every token (default)")
-    sub.add_argument("--top-k", type=int, default=0, help="0 keeps every token (default)")
-    sub.add_argument("--seed", type=int, default=42, help="decides the samples (default: 42)")
-    sub.add_argument(
-        "--extract", choices=("boxed", "boxed-or-last-number"), default="boxed",
-        help="which answer counts: the last box, as in training (default), or the last number if there is no box; both are printed",
-    )  # fmt: skip
-    sub.add_argument("--grader", default="grpojax", help="who compares answers: grpojax, book, math-verify (default: grpojax)")
-    sub.add_argument("--batch-size", type=int, help="answers decoded together; changes speed and memory only (default: what fits)")
-    sub.add_argument(
-        "--out", metavar="FILE.jsonl",
-        help="file for one row per problem, written when it is finished; after an interruption the same command continues",
-    )  # fmt: skip
+    add_settings(sub, EvalSettings)
     sub.add_argument(
         "--compare", nargs=2, metavar=("A.jsonl", "B.jsonl"),
         help="instead of evaluating, compare two files of --out or of a run's evals/ problem by problem",
     )  # fmt: skip
 
     sub = command("sample", _sample, "answer a question with a model or checkpoint")
-    _add_model(sub)
+    add_settings(sub, SampleSettings)
     sub.add_argument("question", help="the question")
-    sub.add_argument("--raw", action="store_true", help="use the question itself as the prompt, without the template")
-    sub.add_argument("--max-new-tokens", type=int, help="token budget of an answer (default: 512, or what the context leaves)")
-    sub.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    sub.add_argument("--top-p", type=float, default=1.0, help="1 keeps every token")
-    sub.add_argument("--top-k", type=int, default=0, help="0 keeps every token")
-    sub.add_argument("--count", type=int, default=1, help="how many answers")
-    sub.add_argument("--seed", type=int, default=42, help="decides the samples")
-    sub.add_argument("--prompt-template", help="file with the prompt; {problem} marks the place of the problem")
 
     sub = command("plot", _plot, "draw the chapter's figures from run folders or metrics files")
     sub.add_argument("runs", nargs="+", metavar="RUN", help="run folders or metrics.csv files")
@@ -94,28 +122,16 @@ def _parser() -> Parser:
     sub.add_argument("--explain", metavar="NAME", help="the variant's mathematics, numbers and sources")
 
     sub = command("export", _export, "write a model or checkpoint as a Hugging Face folder")
-    _add_model(sub)
+    add_settings(sub, ModelSettings)
     sub.add_argument("out", help="folder to write")
 
     sub = command("convert", _convert, "turn a checkpoint into an Orbax one, which loads faster, or back")
     sub.add_argument("source", help="folder, hub name, or .pth file of the book")
     sub.add_argument("out", help="folder to write")
-    sub.add_argument("--to", choices=("orbax", "huggingface"), default="orbax", help="the format to write")
+    sub.add_argument("--to", choices=("orbax", "huggingface"), default="orbax", help="the format to write (default: orbax)")
+    sub.add_argument("--dtype", choices=_DTYPES, help="dtype of the written weights (default: the checkpoint's)")
+    sub.add_argument("--kind", choices=_KINDS, help="kind of the tokenizer (default: by the checkpoint's stop ids)")
     return parser
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", "--checkpoint", dest="model", default="tiny-base",
-        help="embedded model, folder, hub name, a run folder (its newest checkpoint), or one of its checkpoints/STEP",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tokenizer-kind", choices=("base", "reasoning"), help="plain prompts, or chat turns (default: by the checkpoint's stop ids)"
-    )
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the weights")
-    parser.add_argument(
-        "--thinking", action=argparse.BooleanOptionalAction, default=True, help="let a reasoning model think; if off, its prompt closes an empty think block"
-    )
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -128,8 +144,9 @@ def _train(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> None:
     from grpojax.reporting.evaluation import format_comparison, format_report, open_results
 
+    settings = checked_settings(EvalSettings, args)
     if args.compare:
-        print(format_comparison(*args.compare, extract=args.extract))
+        print(format_comparison(*args.compare, extract=settings.extract))
         return
 
     from grpojax.qwen.sources import model_files
@@ -142,32 +159,28 @@ def _eval(args: argparse.Namespace) -> None:
     from grpojax.training.rollout import check_context
 
     prepare_process()
-    _check_at_least_1("samples", args.samples)
-    if args.batch_size is not None:
-        _check_at_least_1("batch_size", args.batch_size)
-    _check_seed(args.seed)
-    sampler, grader = _eval_sampler(args), Grader(args.grader)
-    problems = load_problems(args.dataset, "eval", seed=EVAL_SEED, limit=args.limit)
-    template, source = _template(args), model_files(args.model)
-    policy = open_policy(str(source), args.dtype, kind=args.tokenizer_kind)
-    prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, template), args.thinking) for p in problems]
-    budget = _budget(args, policy, prompts)
+    sampler, grader = _eval_sampler(settings), Grader(settings.grader)
+    problems = load_problems(settings.dataset, "eval", seed=EVAL_SEED, limit=settings.limit)
+    template, source = _template(settings), model_files(settings.model)
+    policy = open_policy(str(source), settings.dtype, kind=settings.tokenizer_kind)
+    prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text, template), settings.thinking) for p in problems]
+    budget = _budget(settings, policy, prompts)
     check_context(policy, max(map(len, prompts)), budget)
     rows = []
-    if args.out:
-        settings = _eval_settings(args, policy, problems) | {"model": str(source.resolve()), "max_new_tokens": budget}
-        rows = open_results(args.out, settings | {"template": template})
-    print(_eval_title(args, len(problems), budget), flush=True)
+    if settings.out:
+        made_with = _eval_record(settings, policy, problems) | {"model": str(source.resolve()), "max_new_tokens": budget}
+        rows = open_results(settings.out, made_with | {"template": template})
+    print(_eval_title(settings, len(problems), budget), flush=True)
     if rows:
-        print(f"{len(rows)} of them are already in {args.out}", flush=True)
+        print(f"{len(rows)} of them are already in {settings.out}", flush=True)
     start = time.perf_counter()
     answers = answer_problems(
         policy, policy.params, problems,
-        max_new_tokens=budget, template=template, thinking=args.thinking, sampler=sampler, num_samples=args.samples,
-        seed=args.seed, batch_size=args.batch_size, grader=grader, done={row.index for row in rows},
+        max_new_tokens=budget, template=template, thinking=settings.thinking, sampler=sampler, num_samples=settings.samples,
+        seed=settings.seed, batch_size=settings.batch_size, grader=grader, done={row.index for row in rows},
     )  # fmt: skip
-    _collect(answers, rows, args.out, len(problems))
-    print(format_report(rows, args.extract))
+    _collect(answers, rows, settings.out, len(problems))
+    print(format_report(rows, settings.extract))
     if grader.timeouts:
         print(f"{grader.timeouts} answers hit a limit of time, memory or size when they were graded; they count as wrong")
     print(f"{time.perf_counter() - start:.1f} s")
@@ -194,48 +207,48 @@ def _collect(answers: "Iterator[EvalRow]", rows: "list[EvalRow]", out: str | Non
         raise
 
 
-def _eval_sampler(args: argparse.Namespace) -> "Sampler":
+def _eval_sampler(settings: EvalSettings) -> "Sampler":
     from grpojax.training.sampling import make_sampler
 
-    sampler = make_sampler(args.temperature, args.top_p, args.top_k)
-    if sampler.temperature is None and args.samples > 1:
-        raise InputError(f"{args.samples} greedy answers to a problem are the same; add a --temperature such as 0.8.")
-    if sampler.temperature is None and (args.top_p != 1 or args.top_k):
+    sampler = make_sampler(settings.temperature, settings.top_p, settings.top_k)
+    if sampler.temperature is None and settings.samples > 1:
+        raise InputError(f"{settings.samples} greedy answers to a problem are the same; add a --temperature such as 0.8.")
+    if sampler.temperature is None and (settings.top_p != 1 or settings.top_k):
         raise InputError("top_p and top_k do nothing to greedy answers; leave them out, or add a --temperature.")
     return sampler
 
 
-def _eval_settings(args: argparse.Namespace, policy: "Policy", problems: "list[Problem]") -> dict[str, Any]:
+def _eval_record(settings: EvalSettings, policy: "Policy", problems: "list[Problem]") -> dict[str, Any]:
     """Settings that decide the rows of an evaluation, besides model, prompt and budget: the same for all rows of a file."""
     from grpojax import __version__
 
     asked = json.dumps([(problem.text, problem.answer) for problem in problems])
     return {
-        "dataset": args.dataset,
+        "dataset": settings.dataset,
         "problems": len(problems),
         "problems_sha256": hashlib.sha256(asked.encode()).hexdigest(),
         "tokenizer_kind": policy.tokenizer.kind,
-        "thinking": args.thinking,
-        "dtype": args.dtype,
+        "thinking": settings.thinking,
+        "dtype": settings.dtype,
         "compute_dtype": policy.config.compute_dtype,
-        "samples": args.samples,
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "top_k": args.top_k,
-        "seed": args.seed if args.temperature else None,
-        "grader": args.grader,
+        "samples": settings.samples,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "seed": settings.seed if settings.temperature else None,
+        "grader": settings.grader,
         "grpojax": __version__,
     }
 
 
-def _eval_title(args: argparse.Namespace, count: int, budget: int) -> str:
+def _eval_title(settings: EvalSettings, count: int, budget: int) -> str:
     how = "a greedy answer"
-    if args.temperature:
-        numbers = {"temperature": args.temperature, "top-p": args.top_p, "top-k": args.top_k, "seed": args.seed}
+    if settings.temperature:
+        numbers = {"temperature": settings.temperature, "top-p": settings.top_p, "top-k": settings.top_k, "seed": settings.seed}
         off = {"top-p": 1, "top-k": 0}
         words = ", ".join(f"{name} {number}" for name, number in numbers.items() if number != off.get(name))
-        how = f"{args.samples} answer{'s' * (args.samples != 1)} ({words})"
-    return f"{args.model} on {args.dataset}: {count} problems, {how} of up to {budget} tokens for each"
+        how = f"{settings.samples} answer{'s' * (settings.samples != 1)} ({words})"
+    return f"{settings.model} on {settings.dataset}: {count} problems, {how} of up to {budget} tokens for each"
 
 
 def _sample(args: argparse.Namespace) -> None:
@@ -247,20 +260,19 @@ def _sample(args: argparse.Namespace) -> None:
     from grpojax.training.rollout import make_rollouts
     from grpojax.training.sampling import make_sampler
 
+    settings = checked_settings(SampleSettings, args)
     prepare_process()
-    _check_at_least_1("count", args.count)
-    _check_seed(args.seed)
     if not args.question:
         raise InputError("the question is empty; write it between quotes.")
-    sampler = make_sampler(args.temperature, args.top_p, args.top_k)
-    template = _template(args)
-    policy = open_policy(args.model, args.dtype, kind=args.tokenizer_kind)
-    question = args.question if args.raw else render_prompt(args.question, template)
-    prompt = policy.tokenizer.prompt_ids(question, args.thinking)
+    sampler = make_sampler(settings.temperature, settings.top_p, settings.top_k)
+    template = _template(settings)
+    policy = open_policy(settings.model, settings.dtype, kind=settings.tokenizer_kind)
+    question = args.question if settings.raw else render_prompt(args.question, template)
+    prompt = policy.tokenizer.prompt_ids(question, settings.thinking)
     rollouts = make_rollouts(
-        policy, policy.params, [prompt], jax.random.key(args.seed), sampler, args.count, _budget(args, policy, [prompt])
+        policy, policy.params, [prompt], jax.random.key(settings.seed), sampler, settings.count, _budget(settings, policy, [prompt])
     )
-    for row in range(args.count):
+    for row in range(settings.count):
         print(policy.tokenizer.decode(rollouts.answer_ids(row), skip_special=True))
 
 
@@ -287,38 +299,25 @@ def _variants(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     from grpojax.qwen.weights import load_policy, save_policy
 
-    save_policy(load_policy(args.model, dtype=args.dtype, kind=args.tokenizer_kind), args.out)
+    settings = checked_settings(ModelSettings, args)
+    save_policy(load_policy(settings.model, dtype=settings.dtype, kind=settings.tokenizer_kind), args.out)
     print(args.out)
 
 
 def _convert(args: argparse.Namespace) -> None:
     from grpojax.qwen.weights import convert_checkpoint
 
-    convert_checkpoint(args.source, args.out, to=args.to)
+    convert_checkpoint(args.source, args.out, args.to, args.dtype, args.kind)
     print(args.out)
 
 
-def _template(args: argparse.Namespace) -> str:
+def _template(settings: _AnswerSettings) -> str:
     from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template
 
-    return load_template(args.prompt_template) if args.prompt_template else DEFAULT_TEMPLATE
+    return load_template(settings.prompt_template) if settings.prompt_template else DEFAULT_TEMPLATE
 
 
-def _budget(args: argparse.Namespace, policy: "Policy", prompts: list[list[int]]) -> int:
+def _budget(settings: _AnswerSettings, policy: "Policy", prompts: list[list[int]]) -> int:
     """The token budget of an answer: as given, or 512, or what the model's context leaves."""
-    if args.max_new_tokens is not None:
-        _check_at_least_1("max_new_tokens", args.max_new_tokens)
-        return args.max_new_tokens
-    return max(1, min(512, policy.config.max_position_embeddings - max(map(len, prompts))))
-
-
-def _check_at_least_1(name: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{name} is {value}; it must be a whole number, 1 or more.")
-
-
-def _check_seed(seed: int) -> None:
-    from grpojax.config import RunConfig
-    from grpojax.settings import check_setting, settings_of
-
-    check_setting(settings_of(RunConfig)["seed"], seed)
+    left = policy.config.max_position_embeddings - max(map(len, prompts))
+    return settings.max_new_tokens or max(1, min(512, left))

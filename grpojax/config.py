@@ -16,7 +16,7 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(VariantSettings):
-    """The flags of run.py, by name. None: what the variant or the model suggests; `resolved` fills it in."""
+    """The run. A setting that is None is suggested by the variant or the model; `resolved` fills it in."""
 
     variant: str = setting("clipped", "what to train with: a name from `grpojax variants`, or your own as module:NAME")
     model: str | None = setting(None, "embedded model, folder, checkpoint or hub name (default: the variant's embedded one)")

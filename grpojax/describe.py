@@ -1,4 +1,4 @@
-"""Variants and settings in words: formulas, numbers with their sources, notes on settings that do nothing, and tables."""
+"""Variants in words: formulas, numbers with their sources, and notes on settings that do nothing."""
 
 import functools
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from grpojax.loss import advantages, objectives, penalties, reduce
 from grpojax.loss.pieces import SAFEGUARDS
 from grpojax.loss.pieces import formula as formula_of
 from grpojax.loss.policy_loss import ARRAYS, Loss, call
-from grpojax.settings import allowed, settings_of
+from grpojax.settings import settings_of
 from grpojax.variants import VARIANTS, Variant, VariantSettings, get_variant
 
 _SHOWN = ("inner_epochs", "rollout_reuse", "conditional_reward", "overlong_cache", "mask_truncated", "dynamic_sampling", "reference_refresh")
@@ -156,25 +156,3 @@ def notices(variant: Variant, updates: int) -> Iterator[str]:
             yield f"{', '.join(name for name, on in idle.items() if on)} has no KL term to act on; give a kl_coeff"
     if "off_policy_delta" in loss.numbers and updates == 1 and not recipe.dynamic_sampling:
         yield "with one update per batch no answer is off-policy, so off_policy_delta leaves none out"
-
-
-# --- tables of the documentation ---
-
-
-def variants_table() -> str:
-    """The table of variants in README.md."""
-    rows = [f"| `{name}` | {row.recipe.summary} | {row.recipe.source} |" for name, row in VARIANTS.items()]
-    return "\n".join(["| variant | what it is | source |", "| --- | --- | --- |", *rows])
-
-
-def settings_table(cls: type) -> str:
-    """The settings that a dataclass declares itself, as a table of flags for docs/settings.md."""
-    rows = ["| flag | default | allowed | meaning |", "| --- | --- | --- | --- |"]
-    for name in cls.__annotations__:
-        field = settings_of(cls)[name]
-        default = "" if field.default is None else f"`{field.default}`"
-        if "suggested" in field.metadata:
-            default = "`{}` for the embedded models, else `{}`".format(*field.metadata["suggested"])
-        meaning = field.metadata["help"].replace("|", r"\|")
-        rows.append(f"| `--{name.replace('_', '-')}` | {default} | {allowed(field)} | {meaning} |")
-    return "\n".join(rows)

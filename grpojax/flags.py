@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from grpojax.errors import InputError, RunError, did_you_mean
-from grpojax.settings import settings_of
+from grpojax.settings import check_settings, settings_of
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,7 +46,7 @@ def add_settings(parser: Parser, cls: type) -> None:
     """
     groups = [base for base in cls.__mro__ if "__annotations__" in base.__dict__]
     for base in groups:
-        group = parser.add_argument_group(base.__name__, base.__doc__.splitlines()[0]) if len(groups) > 1 else parser
+        group = parser.add_argument_group(base.__doc__.partition(". ")[0].rstrip(".")) if len(groups) > 1 else parser
         for name in base.__annotations__:
             field = settings_of(cls)[name]
             options = {"default": argparse.SUPPRESS, "help": _help(field), "dest": name}
@@ -55,7 +55,8 @@ def add_settings(parser: Parser, cls: type) -> None:
             else:
                 choices = field.metadata["choices"]
                 options |= {"type": field.type, "choices": choices, "metavar": None if choices else field.type.__name__.upper()}
-            group.add_argument("--" + name.replace("_", "-"), **options)
+            flags = [name, *filter(None, [field.metadata.get("alias")])]
+            group.add_argument(*("--" + flag.replace("_", "-") for flag in flags), **options)
 
 
 def parse_settings(cls: type, argv: Sequence[str] | None, prog: str, description: str) -> tuple[Any, set[str]]:
@@ -69,6 +70,17 @@ def typed_settings(cls: type, parsed: argparse.Namespace) -> tuple[Any, set[str]
     """An instance of the dataclass from what `add_settings` parsed, and the names of the settings that were typed."""
     typed = {name: getattr(parsed, name) for name in settings_of(cls) if hasattr(parsed, name)}
     return cls(**typed), set(typed)
+
+
+def checked_settings(cls: type, parsed: argparse.Namespace) -> Any:
+    """An instance of the dataclass from what `add_settings` parsed.
+
+    Raises:
+      InputError: for the first setting that is out of bounds.
+    """
+    settings, _ = typed_settings(cls, parsed)
+    check_settings(settings)
+    return settings
 
 
 def exit_code(command: Callable[[], int | None]) -> int:

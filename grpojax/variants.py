@@ -82,7 +82,7 @@ _weights = functools.partial(setting, None, weights=True)  # a dict of numbers b
 
 @dataclass(frozen=True, kw_only=True)
 class VariantSettings:
-    """What can be changed of a variant, as flags and as arguments of `get_variant`. None: as the variant has it."""
+    """The variant. Without a value a setting is as the variant has it; the settings are also arguments of `get_variant`."""
 
     clip_eps: float | None = setting(None, "how far the ratio may move from 1; sets clip_low and clip_high", part="short", at_least=0)
     clip_low: float | None = _number("how far the ratio may fall below 1")

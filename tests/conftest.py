@@ -1,4 +1,4 @@
-"""What all tests share, above all a random policy so small that a step compiles and runs in about a second."""
+"""Fixtures of all tests, above all a random policy so small that a step compiles and runs in about a second."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ def tiny_policy(tiny_folder) -> Policy:
 
 
 class EveryOtherGrader(FakeGrader):
-    """Calls every other answer right, whatever it says, so that every group has something to teach."""
+    """Calls every other answer right, whatever it says, so that every group has a signal."""
 
     def grade_many(self, pairs):
         return [i % 2 == 0 for i in range(len(pairs))]
@@ -92,7 +92,7 @@ def _write_policy(folder: Path, kind: str) -> Path:
             "eos_token_id": list(tokenizer.stop_ids),
         }
     )
-    # A wide spread: the answers then depend on the prompt, and a small update shows in them.
+    # Large weights: answers then depend on the prompt, and a small update changes them.
     random = np.random.default_rng(0)
     params = jax.tree.map_with_path(
         lambda path, p: np.ones(p.shape, "f4") if path[-1].key == "scale" else random.normal(0.0, 0.2, p.shape).astype("f4"),

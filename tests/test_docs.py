@@ -9,10 +9,29 @@ from pathlib import Path
 import pytest
 
 from grpojax.config import RunConfig
-from grpojax.describe import settings_table, variants_table
-from grpojax.variants import VariantSettings
+from grpojax.settings import allowed, settings_of
+from grpojax.variants import VARIANTS, VariantSettings
 
 DOCS = Path(__file__).parents[1] / "docs"
+
+
+def variants_table() -> str:
+    """The table of variants in README.md."""
+    rows = [f"| `{name}` | {row.recipe.summary} | {row.recipe.source} |" for name, row in VARIANTS.items()]
+    return "\n".join(["| variant | what it is | source |", "| --- | --- | --- |", *rows])
+
+
+def settings_table(cls: type) -> str:
+    """The settings that a dataclass declares itself, as a table of flags for docs/settings.md."""
+    rows = ["| flag | default | allowed | meaning |", "| --- | --- | --- | --- |"]
+    for name in cls.__annotations__:
+        field = settings_of(cls)[name]
+        default = "" if field.default is None else f"`{field.default}`"
+        if "suggested" in field.metadata:
+            default = "`{}` for the embedded models, else `{}`".format(*field.metadata["suggested"])
+        meaning = field.metadata["help"].replace("|", r"\|")
+        rows.append(f"| `--{name.replace('_', '-')}` | {default} | {allowed(field)} | {meaning} |")
+    return "\n".join(rows)
 
 
 def python_blocks(path: Path) -> list[str]:

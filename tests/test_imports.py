@@ -33,7 +33,7 @@ def imports_of(path: Path, lazy: bool = True) -> set[str]:
 
 
 def own(path: Path) -> set[str]:
-    """What a file imports of the project: room or module names, without "grpojax."."""
+    """What a file imports from the project: package or module names, without "grpojax."."""
     return {name.removeprefix("grpojax.") for name in imports_of(path) if name.startswith("grpojax.")}
 
 
@@ -86,29 +86,29 @@ def test_modules_outside_the_packages():
         assert not found, f"{name} imports {found}"
 
 
-def test_nobody_imports_what_shows_and_runs():
+def test_only_entry_points_import_commands_and_the_runner():
     may = {"__main__": {"cli"}, "cli": {"runner", "flags", "inputs", "process"}, "runner": {"inputs", "process"}}
     for path in FILES:
         found = own(path) & {"cli", "runner", "flags", "inputs", "process"}
         assert found <= may.get(name_of(path), set()), name_of(path)
 
 
-def test_the_config_needs_no_more_of_training_than_how_to_sample():
-    # training imports config; sampling must not, or the circle closes.
+def test_the_config_imports_only_sampling_from_training():
+    # training imports config, so sampling must not: the imports would be circular.
     assert not own(PACKAGE / "training" / "sampling.py") & {"config", "variants"}
 
 
-def test_the_mathematics_knows_arrays_only():
+def test_the_mathematics_imports_only_jax_and_numpy():
     for path in in_package("loss"):
         assert foreign(path) <= {"jax", "numpy", "inspect", "collections", "dataclasses", "typing"}, name_of(path)
 
 
-def test_grading_and_tasks_know_no_arrays():
+def test_grading_and_tasks_import_no_array_library():
     for path in in_package("grading") + in_package("tasks"):
         assert not foreign(path) & {"jax", "jaxlib", "flax", "optax", "orbax", "numpy", "torch"}, name_of(path)
 
 
-def test_reporting_knows_no_model():
+def test_reporting_imports_no_jax():
     for path in in_package("reporting"):
         assert not foreign(path) & {"jax", "jaxlib", "flax", "optax", "orbax", "torch"}, name_of(path)
 
@@ -131,7 +131,7 @@ def test_reporting_knows_no_model():
         ("reasoning_from_scratch", set()),
     ],
 )
-def test_one_place_knows_each_library(package, homes):
+def test_each_library_is_imported_in_one_place(package, homes):
     assert {name_of(path) for path in FILES if package in foreign(path)} == homes
 
 
@@ -140,7 +140,7 @@ def test_some_libraries_are_imported_only_by_the_functions_that_use_them(package
     assert not any(package in foreign(path, lazy=False) for path in FILES)
 
 
-def test_only_the_edges_print():
+def test_only_commands_and_progress_print():
     may = {"cli", "flags", "runner", "reporting.progress"}
     printing = {
         name_of(path)
@@ -151,6 +151,6 @@ def test_only_the_edges_print():
     assert printing <= may
 
 
-def test_every_file_says_what_it_is():
+def test_every_file_has_a_docstring():
     missing = [str(path) for path in FILES if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
     assert not missing

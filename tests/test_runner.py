@@ -1,4 +1,4 @@
-"""run.py from flags to run folder: what a run leaves, how it stops and goes on, and what it refuses."""
+"""run.py from flags to run folder: what a run writes, how it stops and resumes, and what it refuses."""
 
 import csv
 import importlib.util
@@ -41,7 +41,7 @@ def main():
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Works in a folder that holds five short problems, two others to evaluate on, and a prompt around them."""
+    """A current folder with five short problems, two others to evaluate on, and a prompt template."""
     monkeypatch.chdir(tmp_path)
     for name, texts in (("sums.jsonl", TEXTS), ("held.jsonl", ("7 + 7", "6 + 6"))):
         rows = [{"problem": text, "answer": str(i)} for i, text in enumerate(texts)]
@@ -52,7 +52,7 @@ def files(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_plots(monkeypatch):
-    """Leaves the pictures out where no test looks at them."""
+    """Draws no plots."""
     monkeypatch.setattr(runner, "plot_runs", lambda runs, out: [])
 
 
@@ -102,7 +102,7 @@ def again(main, files, monkeypatch, capsys, every_other_grader):
 
 @pytest.fixture
 def scripted_accuracy(monkeypatch):
-    """Makes evaluations come out as told: `scripted_accuracy({0: 3, 2: 1})` gives the correct answers of 5 by step."""
+    """Decides the results of evaluations: `scripted_accuracy({0: 3, 2: 1})` is the number of correct answers of 5 by step."""
     real = runner.evaluate
 
     def script(correct):
@@ -134,7 +134,7 @@ def error_of(result) -> str:
     return err.removeprefix("error: ").rstrip("\n")
 
 
-# --- what a run leaves ---
+# --- what a run writes ---
 
 
 # One of each kind: with a reference, think tags, dynamic sampling, kept masks, several rewards.
@@ -209,7 +209,7 @@ def test_config_json_repeats_the_run(call, again, no_plots):
     assert record["device"] == {"platform": "cpu", "kind": jax.devices()[0].device_kind, "count": jax.device_count()}
     assert record["git_commit"] is None or re.fullmatch("[0-9a-f]{40}", record["git_commit"])
     assert record["variant_numbers"] == {"clip_low": 0.3, "clip_high": 0.3, "kl_coeff": 0.001}
-    # From the file alone the same run comes again.
+    # The same run can be repeated from this file alone.
     words = []
     for name, value in record["config"].items():
         flag = "--" + name.replace("_", "-")
@@ -246,7 +246,7 @@ def test_checkpoints_load_as_models_and_hold_what_was_trained(call, no_plots, ti
 
 
 def test_the_newest_checkpoints_and_the_best_stay(call, no_plots, scripted_accuracy):
-    # Step 2 is the best of those that were saved; the untrained model is better still and has no checkpoint.
+    # Step 2 is the best of those that were saved; the untrained model is better, but has no checkpoint.
     scripted_accuracy({0: 5, 1: 1, 2: 4, 3: 2, 4: 3, 5: 0})
     call(steps=5, checkpoint_every=1, eval_on_checkpoint=2, eval_dataset="held.jsonl", keep_checkpoints=1)
     assert checkpoint_steps(Path("run/checkpoints")) == [2, 5]
@@ -269,7 +269,7 @@ def test_evaluation_uses_its_own_problems_and_the_same_number_each_time(call, no
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_the_run_can_go_on(number, files, flags, again, no_plots):
+def test_a_signal_saves_and_the_run_can_be_resumed(number, files, flags, again, no_plots):
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, ROOT / "run.py", *flags(steps=100000)],
@@ -317,13 +317,13 @@ def test_a_signal_during_a_step_lets_it_finish(call, no_plots, monkeypatch):
     assert checkpoint_steps(Path("run/checkpoints")) == [2]
     assert "stopped by SIGINT after step 2; continue with --resume --out run\n" in out
     assert steps_in(Path("run")) == [1, 2]
-    # No evaluation was made after training: none may be claimed.
+    # There was no evaluation after training, so none is reported.
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["eval_acc_last"], summary["steps_done"]) == (None, 2)
     assert not re.search("held-out accuracy: .* after", out)
 
 
-def test_a_signal_during_the_last_step_comes_too_late(call, no_plots, monkeypatch):
+def test_a_signal_during_the_last_step_changes_nothing(call, no_plots, monkeypatch):
     real = runner.train
 
     def interrupted(*args):
@@ -339,7 +339,7 @@ def test_a_signal_during_the_last_step_comes_too_late(call, no_plots, monkeypatc
     assert checkpoint_steps(Path("run/checkpoints")) == [2]
 
 
-def test_a_run_that_cannot_go_on_saves_its_last_good_state(call, no_plots, monkeypatch):
+def test_a_run_that_cannot_continue_saves_its_last_good_state(call, no_plots, monkeypatch):
     real = runner.train
 
     def breaking(*args):
@@ -356,7 +356,7 @@ def test_a_run_that_cannot_go_on_saves_its_last_good_state(call, no_plots, monke
     assert steps_in(Path("run")) == [1, 2]
 
 
-def test_a_real_overflow_leaves_the_step_before_it(call, no_plots):
+def test_a_real_overflow_saves_the_step_before_it(call, no_plots):
     code, _, err = call(variant="baseline", steps=9, lr=1e38)
     assert code == 1
     assert re.fullmatch(r"error: (loss|grad_norm) became \w+ at step 2; [^\n]+\n", err)
@@ -366,8 +366,8 @@ def test_a_real_overflow_leaves_the_step_before_it(call, no_plots):
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
 def test_a_failure_in_the_middle_of_a_step_saves_the_state_before_the_step(call, no_plots, monkeypatch, error):
-    """Two updates a step. The second one of step 3 fails: checkpoint 2 holds what step 2 left. Where that was too large to
-    keep, nothing is saved, and earlier checkpoints stay as they were.
+    """Two updates a step. The second one of step 3 fails: checkpoint 2 holds the result of step 2. If that was too large
+    to copy, nothing is saved, and earlier checkpoints are not changed.
     """
     real, calls = train.update_in_place, []
 
@@ -391,8 +391,8 @@ def test_a_failure_in_the_middle_of_a_step_saves_the_state_before_the_step(call,
             jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_a_save_that_fails_is_no_success(call, no_plots, monkeypatch):
-    # Field reports d07 and f13: the error goes on, earlier checkpoints stay.
+def test_a_failed_save_ends_the_run(call, no_plots, monkeypatch):
+    # Field reports d07 and f13: the error is raised again, earlier checkpoints are kept.
     real = runner.save_checkpoint
 
     def full(folder, policy, state):
@@ -406,10 +406,10 @@ def test_a_save_that_fails_is_no_success(call, no_plots, monkeypatch):
     assert checkpoint_steps(Path("run/checkpoints")) == [1]
 
 
-# --- going on ---
+# --- resuming ---
 
 
-def test_a_resumed_run_is_the_unbroken_one(call, again, no_plots):
+def test_a_resumed_run_equals_an_unbroken_one(call, again, no_plots):
     call(steps=4, variant="kl", out="unbroken")
     call(steps=2, variant="kl")
     assert again("--resume", "--out", "run", "--steps", "4")[0] == 0
@@ -432,7 +432,7 @@ def test_a_resumed_run_is_the_unbroken_one(call, again, no_plots):
     )
 
 
-def test_steps_after_the_last_checkpoint_are_made_again_once(call, again, no_plots):
+def test_steps_after_the_last_checkpoint_are_repeated(call, again, no_plots):
     # Field report f07: the checkpoint is at 2, the rows go to 3.
     call(steps=3, checkpoint_every=2, eval_on_checkpoint=2, eval_dataset="held.jsonl")
     runner.prune_checkpoints(Path("run/checkpoints"), 1, 3)
@@ -447,13 +447,13 @@ def test_steps_after_the_last_checkpoint_are_made_again_once(call, again, no_plo
 
 
 @pytest.mark.slow
-def test_what_was_set_stays_set_on_resume(call, again, no_plots):
+def test_settings_are_kept_on_resume(call, again, no_plots):
     call(steps=2, checkpoint_every=1, keep_checkpoints=1)
     again("--resume", "--out", "run", "--steps", "4")
     assert checkpoint_steps(Path("run/checkpoints")) == [4]
     again("--resume", "--out", "run", "--steps", "6", "--keep-checkpoints", "2")
     assert checkpoint_steps(Path("run/checkpoints")) == [5, 6]
-    assert "run has done all its 6 steps" in again("--resume", "--out", "run")[2]  # config.json follows
+    assert "run has done all its 6 steps" in again("--resume", "--out", "run")[2]  # config.json has been updated
 
 
 def test_a_typed_default_counts_on_resume(call, again, no_plots):
@@ -539,7 +539,7 @@ def test_a_run_without_checkpoint_cannot_be_resumed(call, again, no_plots):
 
 
 def refused_resume(again) -> str:
-    """The message of a resume that is refused and changes nothing."""
+    """The message of a refused resume, which changes nothing."""
     before = contents(Path("run"))
     code, out, err = again("--resume", "--out", "run", "--steps", "3")
     assert (code, out) == (2, "") and re.fullmatch(r"error: [^\n]+\n", err), err
@@ -583,7 +583,7 @@ def test_a_resumed_run_loads_the_checkpoint_it_began_with(call, again, no_plots,
 
 @pytest.mark.slow
 def test_run_folders_of_the_version_before(call, again, no_plots):
-    """They hold no record of their inputs, and the widths of their batches."""
+    """They have no record of their inputs, but the widths of their batches."""
     call()
     call(out="other", eval_on_checkpoint=1, eval_dataset="held.jsonl")
     for folder in ("run", "other"):
@@ -643,11 +643,11 @@ def test_a_file_too_small_to_hold_any_problem_out(call):
     )
 
 
-# --- a variant of the user's own ---
+# --- user-defined variants ---
 
 
 @pytest.mark.slow
-def test_a_variant_of_ones_own(call, again, no_plots, monkeypatch):
+def test_a_user_defined_variant(call, again, no_plots, monkeypatch):
     Path("my_variants.py").write_text(
         "import dataclasses\nimport grpojax as gj\nfrom grpojax.loss.objectives import token_ratio\n"
         "def half(ratio, advantages, share):\n    return share * ratio * advantages, ratio > 9\n"
@@ -665,7 +665,7 @@ def test_a_variant_of_ones_own(call, again, no_plots, monkeypatch):
 # --- what is refused before anything is written ---
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(call, no_plots):
+def test_an_existing_run_is_not_overwritten(call, no_plots):
     call()
     before = contents(Path("run"))
     code, out, err = call(steps=5)
@@ -767,7 +767,7 @@ def test_a_model_without_tokenizer(call, tiny_folder):
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc to keep freed memory")
 def test_freed_memory_is_used_again():
-    """A second block of 256 MiB takes the pages of the first; fetched anew they would be 65,536 page faults."""
+    """A second block of 256 MiB takes the pages of the first; new pages would be 65,536 page faults."""
     script = (
         "import resource\n"
         "from grpojax.process import prepare_process\n"
@@ -792,13 +792,13 @@ LEVEL, EMITTERS = "--xla_backend_optimization_level", "--xla_cpu_use_fusion_emit
         ("", None, [], "0.10.2", f"{LEVEL}=1 {EMITTERS}=false"),
         ("--xla_dump_to=x", None, [], "0.10.2", f"--xla_dump_to=x {LEVEL}=1 {EMITTERS}=false"),
         (f"{LEVEL}=2", None, [], "0.10.2", f"{LEVEL}=2 {EMITTERS}=false"),  # the user's own
-        ("", None, [], "0.11.0", f"{LEVEL}=1"),  # it may not know the other
+        ("", None, [], "0.11.0", f"{LEVEL}=1"),  # it may not know the other flag
         ("", None, ["xla_cuda13"], "0.10.2", ""),  # a GPU may be found
         ("", "cpu", ["xla_cuda13"], "0.10.2", f"{LEVEL}=1 {EMITTERS}=false"),
-        ("", "cuda,cpu", [], "0.10.2", f"{LEVEL}=1 {EMITTERS}=false"),  # cannot be found
+        ("", "cuda,cpu", [], "0.10.2", f"{LEVEL}=1 {EMITTERS}=false"),  # no plugin is installed
     ],
 )
-def test_programs_compile_quickly_where_the_processor_is_all_there_is(
+def test_programs_compile_quickly_on_machines_without_accelerator(
     monkeypatch, flags, platforms, plugins, jaxlib, expected
 ):
     monkeypatch.setenv("XLA_FLAGS", flags)
@@ -815,7 +815,7 @@ def test_programs_compile_quickly_where_the_processor_is_all_there_is(
 
 
 @pytest.mark.slow
-def test_a_compilation_cache_that_the_user_set_stays(monkeypatch):
+def test_a_compilation_cache_that_the_user_set_is_kept(monkeypatch):
     script = "from grpojax.process import prepare_process\nprepare_process()\nimport jax\nprint(jax.config.jax_compilation_cache_dir)\n"
     for own, expected in ({"JAX_COMPILATION_CACHE_DIR": "/mine"}, "/mine"), ({}, "/cache/compiled"):
         environment = {**os.environ, "GRPOJAX_CACHE": "/cache"} | own
@@ -824,7 +824,7 @@ def test_a_compilation_cache_that_the_user_set_stays(monkeypatch):
 
 
 @pytest.mark.slow
-def test_xla_reads_the_level_that_a_process_is_prepared_with():
+def test_xla_reads_the_optimization_level():
     script = (
         "from grpojax.process import prepare_process\n"
         "prepare_process()\n"

@@ -1,4 +1,4 @@
-"""What the tests of the training loop share."""
+"""Fixtures of the tests of training."""
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ def tiny():
 
 @pytest.fixture
 def spy(monkeypatch):
-    """Records arguments and result of each call of a function of the loop: `calls = spy("score")`. Arrays that the call or a
-    later one overwrites are copied."""
+    """Records arguments and result of each call of a function of the loop: `calls = spy("score")`. Arrays that this call
+    or a later one overwrites are copied."""
     homes = {"make_rollouts": draw, "score": batches, "update_in_place": train}
 
     def watch(name):

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or not there at all, exact to the bit, and loadable as a model."""
+"""Checkpoints: complete or absent, exact to the bit, and loadable as a model."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ OPTIMIZER = run_optimizer(RunConfig(model="tiny").resolved())
 
 
 def random_state(policy, step, dtype="float32") -> TrainState:
-    """Weights and moments in which no two numbers are alike; the optimizer has counted to 7."""
+    """Random weights and moments; the optimizer has counted 7 updates."""
     random = np.random.default_rng(step)
     params = jax.tree.map(lambda p: jax.numpy.asarray(random.normal(size=p.shape), dtype), policy.params)
     empty = OPTIMIZER.init(jax.tree.map(lambda p: p.astype("float32"), params))
@@ -40,7 +40,7 @@ def assert_same(first, second):
 
 @pytest.fixture(scope="module")
 def saved(tiny_policy, tmp_path_factory):
-    """A `checkpoints` folder with steps 5 and 10, never to be changed, and their states."""
+    """A `checkpoints` folder with steps 5 and 10, which tests must not change, and their states."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     states = {step: random_state(tiny_policy, step) for step in (5, 10)}
     for state in states.values():
@@ -50,11 +50,11 @@ def saved(tiny_policy, tmp_path_factory):
 
 @pytest.fixture
 def copied(saved, tmp_path):
-    """The same to be changed."""
+    """A copy of it that a test may change."""
     return shutil.copytree(saved[0], tmp_path / "checkpoints")
 
 
-# --- there and back ---
+# --- saving and loading ---
 
 
 def test_the_newest_state_comes_back_bit_for_bit(saved, tiny_policy):
@@ -84,16 +84,16 @@ def test_a_step_folder_is_a_policy_folder(saved, tiny_policy):
     assert policy.config == tiny_policy.config
 
 
-def test_ten_comes_after_five(saved):
+def test_steps_are_sorted_as_numbers(saved):
     assert checkpoint_steps(saved[0]) == [5, 10]
     assert newest_checkpoint(saved[0].parent).name == "10"
 
 
-def test_no_folder_has_no_steps(tmp_path):
+def test_a_missing_folder_has_no_steps(tmp_path):
     assert checkpoint_steps(tmp_path / "nowhere") == []
 
 
-# --- saves that were cut short (field reports d09, f13) ---
+# --- interrupted saves (field reports d09, f13) ---
 
 
 @pytest.mark.parametrize("part", ["write_orbax", "the optimizer"])
@@ -124,7 +124,7 @@ def test_a_save_that_fails_leaves_no_step_behind(part, copied, tiny_policy, monk
     assert_same(load_checkpoint(copied, tiny_policy, OPTIMIZER).opt_state, state.opt_state)
 
 
-def test_the_remnant_of_a_killed_save_goes_with_the_next_save(copied, tiny_policy):
+def test_the_next_save_removes_what_a_killed_one_left(copied, tiny_policy):
     remnant = shutil.copytree(copied / "10", copied / f"15{module.PARTIAL}")
     (remnant / "config.json").unlink()
     assert load_checkpoint(copied, tiny_policy, OPTIMIZER).step == 10
@@ -143,7 +143,7 @@ def test_a_step_is_saved_once(copied, tiny_policy):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which file a descriptor belongs to")
-def test_every_file_is_on_disk_before_the_checkpoint_has_its_name(tmp_path, tiny_policy, monkeypatch):
+def test_every_file_is_on_disk_before_the_checkpoint_is_renamed(tmp_path, tiny_policy, monkeypatch):
     real, flushed = os.fsync, []
 
     def fsync(descriptor):
@@ -158,7 +158,7 @@ def test_every_file_is_on_disk_before_the_checkpoint_has_its_name(tmp_path, tiny
     assert flushed[-1] == tmp_path
 
 
-# --- what stays ---
+# --- pruning ---
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_every_file_is_on_disk_before_the_checkpoint_has_its_name(tmp_path, tiny
         (9, None, [5, 10, 20, 30, 40]),
     ],
 )
-def test_the_newest_and_the_best_stay(keep, best, left, tmp_path):
+def test_the_newest_and_the_best_are_kept(keep, best, left, tmp_path):
     for name in ("5", "10", "20", "30", "40"):
         (tmp_path / name).mkdir()
     prune_checkpoints(tmp_path, keep, best)
@@ -188,7 +188,7 @@ def test_no_checkpoint_to_resume_from(tmp_path, tiny_policy):
 
 
 def largest(folder):
-    """The largest file with numbers; the others describe them."""
+    """The largest data file; the other files are metadata."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name == "d"]
     return max(files, key=lambda path: path.stat().st_size)
 
@@ -223,4 +223,4 @@ def test_a_damaged_or_missing_file_is_an_input_error(damage, message, copied, ti
         load_checkpoint(copied, tiny_policy, OPTIMIZER)
     assert "\n" not in str(caught.value)
     del caught
-    gc.collect()  # Orbax leaves unfinished reads behind, which complain when they are collected: here, not later
+    gc.collect()  # Orbax leaves unfinished reads, which warn when they are collected: here, not in a later test

@@ -34,7 +34,7 @@ def make_config(variant="clipped", **changes):
 
 @pytest.fixture
 def steps_of(tiny_policy, every_other_grader):
-    """A factory of the generator: `steps_of(config)`, from the start or from a state."""
+    """Starts the loop: `steps_of(config)`, from the beginning or from a state."""
 
     def make(config, state=None, policy=tiny_policy, grader=every_other_grader):
         state = state or initial_state(config, policy.params)
@@ -55,10 +55,10 @@ def without_clocks(record):
     return {name: value for name, value in record.metrics.items() if name not in CLOCKS}
 
 
-# --- a generator that keeps to itself ---
+# --- a generator without side effects ---
 
 
-def test_a_config_is_resolved_and_a_state_made_where_none_is_given(tiny_policy, every_other_grader):
+def test_a_config_is_resolved_and_a_missing_state_is_created(tiny_policy, every_other_grader):
     config = RunConfig(
         model="tiny", steps=1, prompts_per_step=2, num_rollouts=4, max_new_tokens=8, temperature=1.0, top_p=1.0, lr=1e-2
     )
@@ -89,7 +89,7 @@ def test_a_state_that_has_done_all_steps_yields_nothing(steps_of, tiny_policy):
     assert list(steps_of(config, done)) == []
 
 
-def test_the_starting_weights_stay_as_they_are(steps_of, tiny_policy):
+def test_the_starting_weights_are_not_changed(steps_of, tiny_policy):
     before = jax.tree.map(np.array, tiny_policy.params)
     *_, (state, _) = steps_of(make_config())
     assert_same_arrays(before, tiny_policy.params)
@@ -113,14 +113,14 @@ def test_another_seed_gives_other_answers(steps_of):
 
 
 def test_another_default_generator_gives_the_same_answers(steps_of):
-    # Field report d15: threefry is named at the root key, so the default has no say.
+    # Field report d15: the root key names threefry, so the default does not matter.
     plain = next(steps_of(make_config()))[1].samples
     with jax.default_prng_impl("rbg"):
         assert next(steps_of(make_config()))[1].samples == plain
 
 
 def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(steps_of, tiny_folder, tmp_path):
-    # Field reports d11, d13, f07: rollouts, problems and the optimizer go on where they stopped.
+    # Field reports d11, d13, f07: rollouts, problems and the optimizer continue where they stopped.
     config = make_config(steps=4)
     unbroken = []
     for state, record in steps_of(config):
@@ -142,7 +142,7 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(steps_of, tiny_folder,
     assert adam_count(again) == 8
 
 
-def test_problems_follow_one_another_around_the_list_also_after_a_resume(steps_of, tiny_policy):
+def test_problems_are_taken_in_order_and_start_over_also_after_a_resume(steps_of, tiny_policy):
     def asked(steps):
         return [[sample.problem for sample in record.samples[::4]] for _, record in steps]
 
@@ -220,7 +220,7 @@ def test_tokens_per_second_counts_the_rollouts_of_all_inner_epochs(steps_of, spy
 
 
 class Verdicts(FakeGrader):
-    """Hands out the given verdicts, over and over."""
+    """Repeats the given verdicts."""
 
     def __init__(self, *verdicts):
         self.verdicts = verdicts
@@ -305,15 +305,15 @@ def test_metrics_are_those_of_the_last_inner_epoch(steps_of, spy):
 # --- KL and format ---
 
 
-def test_the_reference_of_the_kl_term_stays_the_starting_model(steps_of, spy, tiny_policy):
-    # Field report b34: at the first update of a run policy and reference are one, so the term is 0.
+def test_the_reference_of_the_kl_term_is_the_starting_model(steps_of, spy, tiny_policy):
+    # Field report b34: at the first update of a run the policy is the reference, so the term is 0.
     scores, updates = spy("score"), spy("update_in_place")
     config = make_config(variant="kl", inner_epochs=1, kl_coeff=0.5)
     records = [record for _, record in steps_of(config)]
     assert all(args[1] is tiny_policy.params for args, _ in scores)
     assert records[0].metrics["kl_loss"] == pytest.approx(0.0, abs=1e-5)
     assert records[0].metrics["kl_k1"] == pytest.approx(0.0, abs=1e-6)
-    # Step 2 by another way: the full forward pass of both models. The term is 0.5 * mean_i sum_t (new - ref).
+    # Step 2 recomputed with a full forward pass of both models. The term is 0.5 * mean_i sum_t (new - ref).
     (_, _, params, _, _, batch, *_), _ = updates[1]
     tokens = whole_sequences(batch)
     new, ref = (token_logps(tiny_policy.apply(p, tokens), tokens) for p in (params, tiny_policy.params))
@@ -363,7 +363,7 @@ def test_an_update_that_is_not_finite_stops_with_the_last_good_state(steps_of):
     # A learning rate of 1e38 makes the weights huge in step 1; the gradient of step 2 overflows.
     steps = steps_of(make_config(inner_epochs=1, lr=1e38, steps=5))
     state, _ = next(steps)
-    params = jax.tree.map(jnp.copy, state.params)  # step 2 works in their memory
+    params = jax.tree.map(jnp.copy, state.params)  # step 2 overwrites them
     message = (
         r"^(loss|grad_norm) became (nan|inf) at step 2; that update was not made and training stopped\. Start again"
     )
@@ -417,7 +417,7 @@ def test_a_failure_in_the_middle_of_a_step_keeps_the_state_before_it(steps_of, s
     assert_same_arrays((kept.params, kept.opt_state), before)
 
 
-def test_a_state_too_large_to_keep_is_not_passed_off_as_another(steps_of, second_update_fails, monkeypatch):
+def test_a_state_too_large_to_copy_is_none(steps_of, second_update_fails, monkeypatch):
     monkeypatch.setattr(module, "BACKUP_BYTES", 0)
     second_update_fails(None)
     steps = steps_of(make_config())
@@ -425,7 +425,7 @@ def test_a_state_too_large_to_keep_is_not_passed_off_as_another(steps_of, second
     with pytest.raises(RunError) as caught:
         next(steps)
     assert caught.value.state is None
-    assert any(array.is_deleted() for array in jax.tree.leaves((state.params, state.opt_state)))  # so nobody can save it
+    assert any(array.is_deleted() for array in jax.tree.leaves((state.params, state.opt_state)))  # so it cannot be saved
 
 
 # --- shapes of the batches ---
@@ -436,8 +436,8 @@ def test_a_state_too_large_to_keep_is_not_passed_off_as_another(steps_of, second
     [
         ([40, 41, 44], 48, [(48, 48)]),  # a short budget is not halved
         ([40], 512, [(48, 256), (48, 512)]),
-        ([40] * 99 + [90], 512, [(48, 512), (96, 512)]),  # nine in ten need half of the longest
-        ([40] * 80 + [90] * 20, 512, [(96, 256), (96, 512)]),  # two in ten need it all
+        ([40] * 99 + [90], 512, [(48, 512), (96, 512)]),  # 90 % of the prompts fit in half the width
+        ([40] * 80 + [90] * 20, 512, [(96, 256), (96, 512)]),  # 80 % do
         ([100] * 95 + [400] * 5, 1000, [(128, 1024), (448, 1024)]),
     ],
 )
@@ -464,7 +464,7 @@ def test_prompts_of_20_to_400_tokens_compile_every_program_twice_at_most(tiny_po
 
 @pytest.mark.slow
 def test_moments_in_bfloat16(steps_of, tiny_policy, tmp_path):
-    """They stay so through a step and a checkpoint, and move the weights almost as float32 moments do."""
+    """A step and a checkpoint keep their dtype, and they move the weights almost as float32 moments do."""
     config, exact = make_config(moment_dtype="bfloat16", steps=1, inner_epochs=1), make_config(steps=1, inner_epochs=1)
     state, _ = next(steps_of(config))
     want, _ = next(steps_of(exact))

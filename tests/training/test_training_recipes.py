@@ -28,7 +28,7 @@ def make_config(variant="grpo", **changes):
 
 
 class Verdicts(FakeGrader):
-    """Right or wrong by the number of the group among all groups ever graded: 4 answers, the first of a live group right."""
+    """Counts the groups of 4 answers that it grades; in a live group the first answer is right, in others none is."""
 
     def __init__(self, live):
         self.live, self.graded = live, 0
@@ -56,10 +56,10 @@ def batches(updates):
     return [args[5] for args, _ in updates]
 
 
-# --- every variant learns ---
+# --- learning ---
 
 
-# Every way through the loop; test_update.py shows that each distinct loss learns.
+# Every path through the loop; test_update.py shows that each distinct loss learns.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("baseline", "clipped", "dapo", "dr-grpo", "deepseek-v3.2", "gdpo", "book-gdpo", "book-olmo3"))
 def test_every_recipe_raises_the_probability_of_a_rewarded_token(name, tiny_policy, monkeypatch):
@@ -111,8 +111,8 @@ def test_a_step_draws_until_enough_groups_disagree_and_carries_the_rest(steps_of
     assert first.metrics["correct_avg"] == 2 / 8
 
 
-def test_a_surplus_group_waits_for_the_next_step(steps_of):
-    # Groups 1, 2, 3 are live: step 1 takes 1 and 2 of four drawn, 3 waits. Step 2 draws 4 and 5 (5 live) and takes 3 and 5.
+def test_a_surplus_group_is_carried_to_the_next_step(steps_of):
+    # Groups 1, 2, 3 are live: step 1 takes 1 and 2 of four drawn, 3 is carried over. Step 2 draws 4 and 5 (5 live) and takes 3 and 5.
     config = make_config(dynamic_sampling=5, steps=2)
     (state, first), (_, second) = steps_of(config, live=lambda g: g in (1, 2, 3, 5))
     assert problems_of(first) == names(1, 2) and first.metrics["groups_carried"] == 1
@@ -121,7 +121,7 @@ def test_a_surplus_group_waits_for_the_next_step(steps_of):
     assert second.metrics["groups_carried"] == 0
 
 
-def test_the_rounds_are_bounded_and_silent_groups_fill_up(steps_of, spy):
+def test_rounds_are_bounded_and_groups_without_signal_fill_the_step(steps_of, spy):
     rollouts = spy("make_rollouts")
     state, record = next(steps_of(make_config(dynamic_sampling=3), live=lambda g: g == 4))
     assert len(rollouts) == 3 and state.problems_used == 6
@@ -138,7 +138,7 @@ def test_rounds_draw_other_answers_to_the_same_problem(steps_of, spy):
 
 
 def test_a_carried_group_keeps_the_log_probs_of_the_policy_that_sampled_it(steps_of, spy):
-    """With a safeguard the trainer scores: what waited is scored by the weights of its own step, not by today's."""
+    """With a safeguard the trainer scores: a carried group keeps the scores of the step that sampled it."""
     updates = spy("update_in_place")
     config = make_config("olmo3", dynamic_sampling=5, lr=0.05, inner_epochs=1)
     list(steps_of(config, live=lambda g: g in (1, 2, 3, 5)))
@@ -150,7 +150,7 @@ def test_a_carried_group_keeps_the_log_probs_of_the_policy_that_sampled_it(steps
 
 
 def test_a_draw_that_fails_leaves_the_state_as_it_was(tiny_policy, monkeypatch):
-    """Fresh rollouts of a later inner epoch are graded before the first update has taken the optimizer's memory."""
+    """Fresh rollouts of a later inner epoch are graded before the first update overwrites the optimizer state."""
     calls = []
 
     def failing(answers, names, **_):
@@ -168,7 +168,7 @@ def test_a_draw_that_fails_leaves_the_state_as_it_was(tiny_policy, monkeypatch):
     assert not any(array.is_deleted() for array in jax.tree.leaves((state.params, state.opt_state)))
 
 
-def test_a_resumed_run_has_its_surplus(steps_of, tiny_policy, tmp_path):
+def test_a_resumed_run_has_its_carried_groups(steps_of, tiny_policy, tmp_path):
     config = make_config(dynamic_sampling=5, steps=2)
 
     def live(group):
@@ -225,7 +225,7 @@ def test_scoring_over_the_kept_ids_gives_the_samplers_logps(tiny_policy, kept):
     scored = score(tiny_policy.config, tiny_policy.params, batch, 0.7)
     np.testing.assert_allclose(scored, batch.old_logps, atol=1e-5)
     whole = score(tiny_policy.config, tiny_policy.params, dataclasses.replace(batch, keep=None), 0.7)
-    assert np.all(np.asarray(scored)[batch.mask > 0] >= np.asarray(whole)[batch.mask > 0])  # fewer ids share the mass
+    assert np.all(np.asarray(scored)[batch.mask > 0] >= np.asarray(whole)[batch.mask > 0])  # fewer ids share the probability
     assert np.abs(np.asarray(scored) - np.asarray(whole)).max() > 0.05
 
 
@@ -246,7 +246,7 @@ def test_masks_reach_the_update_and_gradients_stay_finite(steps_of, spy):
 # --- domains, references, truncated answers, abstentions ---
 
 
-def test_a_domain_may_do_without_the_kl_term(steps_of, spy):
+def test_a_domain_can_have_no_kl_term(steps_of, spy):
     problems = [dataclasses.replace(PROBLEMS[0]), dataclasses.replace(PROBLEMS[1], domain="code")]
     updates = spy("update_in_place")
     next(steps_of(make_config(kl_domains="math=0,code=2"), problems=problems))
@@ -258,7 +258,7 @@ def test_a_domain_may_do_without_the_kl_term(steps_of, spy):
 def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_policy, tmp_path):
     config = make_config(steps=3, reference_refresh=2, inner_epochs=1)
     states, records = [], []
-    for state, record in steps_of(config):  # the next step works in the memory of this one's params
+    for state, record in steps_of(config):  # the next step overwrites the params of this one
         states.append(dataclasses.replace(state, params=jax.tree.map(jnp.copy, state.params)))
         records.append(record)
     kl = [record.metrics["kl_k3"] for record in records]
@@ -268,7 +268,7 @@ def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_po
     jax.tree.map(np.testing.assert_array_equal, states[1].reference, states[1].params)
     save_checkpoint(tmp_path, tiny_policy, state)
     again = load_checkpoint(tmp_path, tiny_policy, run_optimizer(config))
-    # Bound to a device, they would make every program compile twice.
+    # Committed to a device, they would make every program compile again.
     assert not any(array.committed for array in jax.tree.leaves((again.params, again.opt_state, again.reference)))
     jax.tree.map(np.testing.assert_array_equal, again.reference, states[1].params)
 
@@ -284,7 +284,7 @@ def test_truncated_answers_can_be_left_out(steps_of, spy, monkeypatch):
     np.testing.assert_array_equal(batches(updates)[0].mask.sum(axis=1), lengths)
 
 
-def test_an_answer_on_which_all_rewards_abstain_takes_no_part(steps_of, monkeypatch):
+def test_an_answer_on_which_all_rewards_abstain_is_left_out(steps_of, monkeypatch):
     def abstaining(answers, names, **_):
         return {"correct": [1.0, 0.0, float("nan"), 0.0] * (len(answers) // 4)}
 
@@ -300,12 +300,12 @@ def test_an_answer_on_which_all_rewards_abstain_takes_no_part(steps_of, monkeypa
 # --- safeguards ---
 
 
-def test_trainer_and_sampler_are_compared_where_a_safeguard_asks(steps_of, spy):
+def test_a_safeguard_compares_trainer_and_sampler(steps_of, spy):
     updates = spy("update_in_place")
     _, record = next(steps_of(make_config(variant="olmo3", dynamic_sampling=0)))
     batch = batches(updates)[0]
     np.testing.assert_allclose(batch.sampler_logps, batch.old_logps, atol=1e-5)
-    assert 0 < record.metrics["logp_gap"] < 1e-4  # float32: rounding, but two different programs
+    assert 0 < record.metrics["logp_gap"] < 1e-4  # float32 rounding of two different programs
     assert record.metrics["safeguard_weight"] == pytest.approx(1.0, abs=1e-4)
 
 
@@ -319,7 +319,7 @@ def test_all_batches_are_made_before_the_first_update(steps_of):
 # --- splitting and joining rollouts ---
 
 
-def test_groups_of_rollouts_come_together_again(kept):
+def test_groups_of_rollouts_are_joined_again(kept):
     again = concat_rollouts([kept.group(0), kept.group(1)])
     for name, array in vars(kept).items():
         np.testing.assert_array_equal(getattr(again, name), array)

@@ -35,7 +35,7 @@ TINY = QwenConfig(
     qkv_bias=False, output_bias=False, eos_token_ids=(0,),
 )  # fmt: skip
 FLAT = dataclasses.replace(TINY, num_layers=0, tie_word_embeddings=False)
-"""A next token depends on the last one alone: enough for what an update does, and quick to compile."""
+"""Without layers the next token depends on the last one alone: enough to test an update, and quick to compile."""
 OPTIMIZER = make_optimizer()
 KL = get_variant("kl", clip_eps=0.2, kl_coeff=0.05)
 
@@ -47,7 +47,7 @@ def random_params(config, seed=0, dtype=jnp.float32):
 
 
 def rollouts_of(prompts, answers, size):
-    """A record of given tokens; its log-probs are 100 b + n, to be found again."""
+    """Rollouts with given tokens. The log-prob of token n of answer b is -(100 b + n), which tells positions apart."""
     padded = np.zeros((len(answers), size), np.int32)
     for row, ids in zip(padded, answers, strict=True):
         row[: len(ids)] = ids
@@ -76,7 +76,7 @@ def params():
 
 @pytest.fixture(scope="module")
 def batch():
-    """Two answers to each of two prompts; what sampled them and the reference are other weights than `params`."""
+    """Two answers to each of two prompts; sampled with other weights than `params`, and the reference has others again."""
     batch = make_batch(rollouts_of(PROMPTS, ANSWERS, size=20), np.float32([[1.0, -1.0], [0.5, -0.5]]))
     old, ref = (np.asarray(score(FLAT, random_params(FLAT, seed), batch)) for seed in (1, 2))
     return dataclasses.replace(batch, old_logps=old, ref_logps=ref)
@@ -92,7 +92,7 @@ def assert_equal_trees(got, want):
 
 
 class TestMakeBatch:
-    def test_places(self):
+    def test_layout(self):
         batch = make_batch(rollouts_of(PROMPTS, ANSWERS, size=20), [[1.0, 2.0], [3.0, 4.0]])
         assert batch.prompts.shape == (2, 16) and batch.targets.shape == (4, 16)
         assert whole_sequences(batch)[:, :9].tolist() == [
@@ -110,7 +110,7 @@ class TestMakeBatch:
 
     def test_widths_follow_the_longest_answer(self):
         long = rollouts_of([[5]], [[1] * 17, [1]], size=20)
-        assert make_batch(long, [[1.0, -1.0]]).targets.shape == (2, 32)  # the next bucket, past what was recorded
+        assert make_batch(long, [[1.0, -1.0]]).targets.shape == (2, 32)  # the next bucket, wider than the record
         assert make_batch(rollouts_of([[5]], [[1] * 16, [1]], size=40), [[1.0, -1.0]]).targets.shape == (2, 16)
 
     def test_rows(self, batch):
@@ -139,10 +139,10 @@ class TestScore:
         together = np.asarray(score(TINY, params, batch))
         np.testing.assert_allclose(score(TINY, params, batch.rows(np.array([2])))[0], together[2], atol=1e-5)
 
-    def test_padding_has_no_say(self, params, batch):
-        there = np.arange(batch.prompts.shape[1])[None, :] < batch.prompt_lens[:, None]
+    def test_padding_does_not_matter(self, params, batch):
+        is_prompt = np.arange(batch.prompts.shape[1])[None, :] < batch.prompt_lens[:, None]
         other = dataclasses.replace(
-            batch, prompts=np.where(there, batch.prompts, 9), targets=np.where(batch.mask > 0, batch.targets, 9)
+            batch, prompts=np.where(is_prompt, batch.prompts, 9), targets=np.where(batch.mask > 0, batch.targets, 9)
         )
         assert_equal_trees(score(TINY, params, other), score(TINY, params, batch))
 
@@ -166,7 +166,7 @@ class TestUpdate:
     def test_learning_rate_zero_leaves_the_weights(self, params, batch):
         moved, state, _ = step(params, batch, lr=0.0)
         assert_equal_trees(moved, params)  # no weight decay either
-        assert int(state[1].count) == 1  # though Adam has seen the gradient
+        assert int(state[1].count) == 1  # but Adam has seen the gradient
 
     def test_weights_move_in_proportion_to_the_learning_rate(self, params, batch):
         one, two = step(params, batch, lr=1e-3)[0], step(params, batch, lr=2e-3)[0]
@@ -185,7 +185,7 @@ class TestUpdate:
         assert_equal_trees(state, before)
 
     def test_a_gradient_that_is_not_finite_changes_nothing(self, params, batch):
-        """With advantages of 3e37 the loss still is finite, and the norm of its gradient overflows."""
+        """With advantages of 3e37 the loss is still finite, but the norm of its gradient overflows."""
         huge = dataclasses.replace(batch, advantages=batch.advantages * np.float32(3e37))
         state = init_optimizer(OPTIMIZER, params)
         before = jax.tree.map(np.array, state)
@@ -244,13 +244,13 @@ class TestUpdate:
 
         before, want = products(), jax.jit(traced)(params)
         monkeypatch.setattr(update_module, "ACTIVATION_BYTES", 0)
-        assert products() > before  # those of the layer are made twice
+        assert products() > before  # those of the layer are computed twice
         got = jax.jit(lambda p: traced(p))(params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
 @pytest.mark.parametrize(("prompts", "micro_batch"), [(PROMPTS[:1], 8), (PROMPTS, 4), pytest.param(PROMPTS, 1, marks=pytest.mark.slow)])
-def test_a_shared_prompt_equals_a_prompt_of_its_own_for_each_answer(prompts, micro_batch):
+def test_a_shared_prompt_equals_a_copy_for_each_answer(prompts, micro_batch):
     """Log-probs, loss and gradient of eight answers, in one, two and eight micro-batches."""
     params = random_params(TINY)
     share = 8 // len(prompts)
@@ -271,7 +271,7 @@ def test_a_shared_prompt_equals_a_prompt_of_its_own_for_each_answer(prompts, mic
 
 
 def test_fitting_micro_batch(monkeypatch):
-    """The largest divisor of 12 that fits; one sequence at a time where not even that does."""
+    """The largest divisor of 12 that fits; 1 if not even one sequence does."""
     batch = make_batch(rollouts_of(PROMPTS[:1], ANSWERS * 3, size=20), np.zeros((1, 12)))
     one = activation_bytes(TINY, batch, 1)
     for limit, size in ((12 * one, 12), (12 * one - 1, 6), (5 * one, 4), (3 * one, 3), (one, 1), (0, 1)):
@@ -320,7 +320,7 @@ REWARDED = 4
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_rewarded_token_becomes_likelier(name):
+def test_a_rewarded_token_becomes_more_likely(name):
     """20 updates, 8 answers of up to 4 tokens each, reward: the share of token 4 in the answer."""
     variant = get_variant(name)
     start = random_params(FLAT)

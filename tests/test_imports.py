@@ -1,6 +1,7 @@
 """Which module may import which, read from the sources: the table at the top of docs/design.md."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,15 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@functools.cache
 def imports_of(path: Path, lazy: bool = True) -> set[str]:
     """Full names of the modules a file imports; without `lazy` only those it imports when it is imported itself."""
-    tree = ast.parse(path.read_text("utf-8"))
+    tree = parsed(path)
     inside = {node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
               for node in ast.walk(function)}  # fmt: skip
     found = set()
@@ -145,12 +152,12 @@ def test_only_commands_and_progress_print():
     printing = {
         name_of(path)
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
     assert printing <= may
 
 
 def test_every_file_has_a_docstring():
-    missing = [str(path) for path in FILES if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    missing = [str(path) for path in FILES if not ast.get_docstring(parsed(path))]
     assert not missing

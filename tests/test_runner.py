@@ -102,7 +102,7 @@ def again(main, files, monkeypatch, capsys, every_other_grader):
 
 @pytest.fixture
 def scripted_accuracy(monkeypatch):
-    """Decides the results of evaluations: `scripted_accuracy({0: 3, 2: 1})` is the number of correct answers of 5 by step."""
+    """Decides the results of evaluations: `scripted_accuracy({0: 3, 2: 1})` gives the correct answers of 5 by step."""
     real = runner.evaluate
 
     def script(correct):
@@ -366,8 +366,8 @@ def test_a_real_overflow_saves_the_step_before_it(call, no_plots):
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
 def test_a_failure_in_the_middle_of_a_step_saves_the_state_before_the_step(call, no_plots, monkeypatch, error):
-    """Two updates a step. The second one of step 3 fails: checkpoint 2 holds the result of step 2. If that was too large
-    to copy, nothing is saved, and earlier checkpoints are not changed.
+    """Two updates a step. The second one of step 3 fails: checkpoint 2 holds the result of step 2. If that was too
+    large to copy, nothing is saved, and earlier checkpoints are not changed.
     """
     real, calls = train.update_in_place, []
 
@@ -555,7 +555,7 @@ def test_a_resumed_run_refuses_inputs_that_changed(call, again, no_plots, tiny_f
     record = json.loads(Path("run/config.json").read_text())["inputs"]
     assert record["model"] == str(Path("model").resolve())
     for name, change, message in (
-        ("prompt.txt", lambda text: text.replace(b"=", b"equals"), r"the prompts \(template or tokenizer\) changed since this run began; restore"),
+        ("prompt.txt", lambda text: text.replace(b"=", b"equals"), r"the prompts \(template or tokenizer\) changed since .*; restore"),
         ("sums.jsonl", lambda text: text.replace(b"1 + 1", b"1 + 2"), "and the training problems changed since"),
         ("sums.jsonl", lambda text: text.replace(b'"0"', b'"7"'), "error: the training problems changed since"),
         ("held.jsonl", lambda text: text.replace(b"7 + 7", b"7 + 6"), "error: the evaluation problems changed since"),
@@ -614,7 +614,8 @@ def test_a_file_is_split_by_a_hash_of_its_problems(call, no_plots):
     held = {json.loads(line)["problem"] for line in Path("run/evals/step-00000.jsonl").read_text().splitlines()}
     trained = {json.loads(line)["problem"] for line in Path("run/samples.jsonl").read_text().splitlines()}
     assert 0 < len(held) < 15 and not held & trained
-    assert f"{49 - len(held)} problems of sums.jsonl, evaluated on {len(held)} of the {len(held)} problems of sums.jsonl that are held out" in out
+    count = len(held)
+    assert f"{49 - count} problems of sums.jsonl, evaluated on {count} of the {count} problems of sums.jsonl that are held out" in out
     assert "held-out accuracy before training" in out
 
 

@@ -35,6 +35,7 @@ def loss_and_gradient(variant, new, old, advantages, mask):
     return _loss_and_gradient(variant, new, old, None, advantages, mask)
 
 
+@pytest.mark.slow
 def test_b18_scores_do_not_depend_on_the_size_of_the_batch():
     """8 answers of 512 tokens, at once and alone, with equal weights: tokens to 1e-5. Sums of 512 such gaps are what a
     ratio of whole answers sees; 2e-4 a token would make it 1.108.

@@ -73,7 +73,7 @@ def test_cached_decoding_in_pieces_equals_the_full_forward_pass(tiny_config, fam
     np.testing.assert_allclose(jnp.concatenate(pieces, 1), forward(config, params, tokens), atol=2e-5)
 
 
-@pytest.mark.parametrize("length, sizes", [(4, [4]), (5, [4, 1]), (12, [4, 4, 4]), (26, [9, 9, 8])])
+@pytest.mark.parametrize("length, sizes", [(4, [4]), (5, [4, 1]), (26, [9, 9, 8])])
 def test_blocks_of_a_cache_are_filled_in_turn_and_read_only_if_attended_to(tiny_config, monkeypatch, length, sizes):
     """Blocks of 4 positions, or 3 blocks if that is too few; blocks that no token has reached hold NaN."""
     monkeypatch.setattr(model, "BLOCK_SIZE", 4)
@@ -118,13 +118,14 @@ def test_sequences_that_share_a_prefix_equal_whole_ones(tiny_config, family):
         hidden, _ = hidden_states(config, params, answers, positions, causal, prefix=model.Prefix(cache, mask))
         return head_logits(config, params, hidden)
 
+    starts = np.repeat(lengths, share)
+    sequences = np.zeros((6, 8), np.int32)  # padded right
+    for row, start, prompt, answer in zip(sequences, starts, np.repeat(prompts, share, axis=0), answers, strict=True):
+        row[: start + 3] = [*prompt[:start], *answer]
+
     def whole(params):
-        rows = []
-        for b, answer in enumerate(answers):
-            length = int(lengths[b // share])
-            tokens = jnp.concatenate([prompts[b // share, :length], answer])[None]
-            rows.append(forward(config, params, tokens)[0, length:])
-        return jnp.stack(rows)
+        logits = forward(config, params, sequences)
+        return jnp.take_along_axis(logits, (starts[:, None] + np.arange(3)[None, :])[:, :, None], axis=1)
 
     np.testing.assert_allclose(jax.jit(shared)(params), jax.jit(whole)(params), atol=2e-5)
     weights = jax.random.normal(jax.random.key(8), (6, 3, config.vocab_size))

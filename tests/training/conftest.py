@@ -21,8 +21,10 @@ def tiny():
 
 @pytest.fixture
 def spy(monkeypatch):
-    """Records arguments and result of each call of a function of the loop: `calls = spy("score")`. Arrays that this call
-    or a later one overwrites are copied."""
+    """Records arguments and result of each call of a function of the loop: `calls = spy("score")`.
+
+    Arrays that this call or a later one overwrites are copied.
+    """
     homes = {"make_rollouts": draw, "score": batches, "update_in_place": train}
 
     def watch(name):

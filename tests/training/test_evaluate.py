@@ -243,6 +243,7 @@ def sampled(tiny_policy):
     return sample(tiny_policy)
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_the_batch_or_on_finished_problems(tiny_policy, sampled):
     assert len({text for row in sampled.values() for text in row.text}) > 10
     assert sample(tiny_policy, batch_size=12) == sampled  # three problems at a time instead of five

@@ -241,7 +241,7 @@ def test_no_copy_between_host_and_device_inside_the_loop(tiny_policy):
 
 
 # One row, rows of one prompt, and groups; the head tied or not.
-@pytest.mark.parametrize(("prompts", "size", "tied"), [(1, 1, True), (1, 8, False), (3, 4, True)])
+@pytest.mark.parametrize(("prompts", "size", "tied"), [(1, 1, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 8, False), (3, 4, True)))])
 def test_bfloat16_has_every_product_it_needs(prompts, size, tied):
     """XLA's CPU backend lacks some bfloat16 products; whatever the number of rows, log-probs come near float32's."""
     config = dataclasses.replace(TINY, tie_word_embeddings=tied, compute_dtype="bfloat16")

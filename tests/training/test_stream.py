@@ -42,7 +42,7 @@ def expected(tiny):
     }
 
 
-@pytest.mark.parametrize(("slots", "samples"), [(3, 1), (64, 3), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (5, 3)))])
+@pytest.mark.parametrize(("slots", "samples"), [(3, 1), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 1), (5, 3), (64, 3)))])
 def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, slots, samples):
     """Whatever the number of slots, with prompts of two buckets and answers that end early and late."""
     each = expected[samples]
@@ -54,6 +54,7 @@ def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, slots, sample
     assert min(lengths) < 4 and max(lengths) == 12 and any(t for _, truncated in each for t in truncated)
 
 
+@pytest.mark.slow
 def test_a_cache_of_several_blocks_gives_the_same_answers(tiny, monkeypatch):
     each = [alone(tiny, *both, max_new_tokens=13) for both in zip(PROMPTS, keys_of(len(PROMPTS)), strict=True)]
     monkeypatch.setattr(model, "BLOCK_SIZE", 5)  # 5, 5 and 3

@@ -1,4 +1,4 @@
-"""The training loop: what a step samples, updates and records, and that a resumed run draws what an unbroken one does."""
+"""The training loop: what a step samples, updates and records; a resumed run draws what an unbroken one does."""
 
 import dataclasses
 
@@ -425,7 +425,7 @@ def test_a_state_too_large_to_copy_is_none(steps_of, second_update_fails, monkey
     with pytest.raises(RunError) as caught:
         next(steps)
     assert caught.value.state is None
-    assert any(array.is_deleted() for array in jax.tree.leaves((state.params, state.opt_state)))  # so it cannot be saved
+    assert any(array.is_deleted() for array in jax.tree.leaves((state.params, state.opt_state)))  # cannot be saved
 
 
 # --- shapes of the batches ---
@@ -448,7 +448,8 @@ def test_a_run_has_two_shapes_at_most(lengths, budget, shapes):
 @pytest.mark.slow
 def test_prompts_of_20_to_400_tokens_compile_every_program_twice_at_most(tiny_policy, every_other_grader):
     """As on MATH: most prompts are short, a few are long, and no two steps are alike."""
-    policy = dataclasses.replace(tiny_policy, config=dataclasses.replace(tiny_policy.config, max_position_embeddings=1024))
+    config = dataclasses.replace(tiny_policy.config, max_position_embeddings=1024)
+    policy = dataclasses.replace(tiny_policy, config=config)
     lengths = [20, 33, 47, 61, 75, 90, 104, 118, 132, 146, 160, 174, 185, 186, 187, 188, 189, 190, 191, 400]
     texts = ["1" * (length - 2) for length in lengths]  # " =" are two more tokens
     assert [len(policy.tokenizer.prompt_ids(f"{text} =")) for text in texts] == lengths

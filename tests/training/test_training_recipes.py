@@ -59,9 +59,12 @@ def batches(updates):
 # --- learning ---
 
 
-# Every path through the loop; test_update.py shows that each distinct loss learns.
+RECIPES = ("baseline", "clipped", "dapo", "dr-grpo", "deepseek-v3.2", "gdpo", "book-gdpo", "book-olmo3")
+"""Every path through the loop; test_update.py shows that each distinct loss learns."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ("baseline", "clipped", "dapo", "dr-grpo", "deepseek-v3.2", "gdpo", "book-gdpo", "book-olmo3"))
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_raises_the_probability_of_a_rewarded_token(name, tiny_policy, monkeypatch):
     """Reward 1 for an answer that begins with a token of the upper half of the ids: after a few steps it is more likely."""
     half = tiny_policy.tokenizer.size // 2
@@ -205,7 +208,8 @@ def test_the_mask_is_the_set_that_could_be_sampled(tiny_policy, kept):
     possible = np.where(np.arange(vocab) < tiny_policy.tokenizer.size, logits / 0.7, -np.inf)
     expected = np.isfinite(keep_likely(jnp.asarray(possible).reshape(-1, vocab), 0.8, None)).reshape(logits.shape)
     recorded, keep = np.asarray(unpack_keep(kept.keep, vocab)), np.ones(logits[:, 1:].shape, bool)
-    answers = [(row, slice(first, first + n)) for row, (first, n) in enumerate(zip(np.repeat(kept.prompt_lens, 4) - 1, kept.answer_lens))]
+    starts = np.repeat(kept.prompt_lens, 4) - 1  # of the positions that predict the answers
+    answers = [(row, slice(start, start + kept.answer_lens[row])) for row, start in enumerate(starts)]
     sizes = set()
     for row, at in answers:
         found = recorded[row, : kept.answer_lens[row]]
@@ -225,7 +229,7 @@ def test_scoring_over_the_kept_ids_gives_the_samplers_logps(tiny_policy, kept):
     scored = score(tiny_policy.config, tiny_policy.params, batch, 0.7)
     np.testing.assert_allclose(scored, batch.old_logps, atol=1e-5)
     whole = score(tiny_policy.config, tiny_policy.params, dataclasses.replace(batch, keep=None), 0.7)
-    assert np.all(np.asarray(scored)[batch.mask > 0] >= np.asarray(whole)[batch.mask > 0])  # fewer ids share the probability
+    assert np.all(np.asarray(scored)[batch.mask > 0] >= np.asarray(whole)[batch.mask > 0])  # of fewer ids
     assert np.abs(np.asarray(scored) - np.asarray(whole)).max() > 0.05
 
 
@@ -275,7 +279,8 @@ def test_the_reference_follows_the_policy_when_it_is_refreshed(steps_of, tiny_po
 
 def test_truncated_answers_can_be_left_out(steps_of, spy, monkeypatch):
     updates, truncated, sampled = spy("update_in_place"), np.array([True, False] * 4), draw.make_rollouts
-    monkeypatch.setattr(draw, "make_rollouts", lambda *args, **kwargs: dataclasses.replace(sampled(*args, **kwargs), truncated=truncated))
+    marked = lambda *args, **kwargs: dataclasses.replace(sampled(*args, **kwargs), truncated=truncated)
+    monkeypatch.setattr(draw, "make_rollouts", marked)
     _, record = next(steps_of(make_config(mask_truncated=True)))
     lengths = np.array([sample.length for sample in record.samples])
     np.testing.assert_array_equal(batches(updates)[0].mask.sum(axis=1), np.where(truncated, 0, lengths))
@@ -310,7 +315,7 @@ def test_a_safeguard_compares_trainer_and_sampler(steps_of, spy):
 
 
 def test_all_batches_are_made_before_the_first_update(steps_of):
-    """Two fresh draws that the trainer scores after groups are chosen, with weights that the first update overwrites."""
+    """The trainer scores two fresh draws with weights that the first update overwrites."""
     config = make_config("olmo3", dynamic_sampling=2, inner_epochs=2, rollout_reuse="fresh", steps=1)
     _, record = next(steps_of(config))
     assert record.metrics["logp_gap"] < 1e-4

@@ -76,7 +76,7 @@ def params():
 
 @pytest.fixture(scope="module")
 def batch():
-    """Two answers to each of two prompts; sampled with other weights than `params`, and the reference has others again."""
+    """Two answers to each of two prompts. Sampler, reference and `params` are three sets of weights."""
     batch = make_batch(rollouts_of(PROMPTS, ANSWERS, size=20), np.float32([[1.0, -1.0], [0.5, -0.5]]))
     old, ref = (np.asarray(score(FLAT, random_params(FLAT, seed), batch)) for seed in (1, 2))
     return dataclasses.replace(batch, old_logps=old, ref_logps=ref)
@@ -226,7 +226,7 @@ class TestUpdate:
         """Those of float32 weights of the same values, not rounded, for one micro-batch and for the sum of four."""
         half = random_params(TINY, dtype=jnp.bfloat16)
         whole = jax.tree.map(lambda x: x.astype(jnp.float32), half)
-        gradient = jax.jit(lambda params, batch, size: gradients(TINY, params, KL.loss, batch, size)[0], static_argnums=2)
+        gradient = jax.jit(lambda p, batch, size: gradients(TINY, p, KL.loss, batch, size)[0], static_argnums=2)
         want = gradient(whole, batch, 4)
         for size in (4, 1):
             got = gradient(half, batch, size)
@@ -249,7 +249,9 @@ class TestUpdate:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
-@pytest.mark.parametrize(("prompts", "micro_batch"), [(PROMPTS[:1], 8), (PROMPTS, 4), pytest.param(PROMPTS, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("prompts", "micro_batch"), [(PROMPTS[:1], 8), (PROMPTS, 4), pytest.param(PROMPTS, 1, marks=pytest.mark.slow)]
+)
 def test_a_shared_prompt_equals_a_copy_for_each_answer(prompts, micro_batch):
     """Log-probs, loss and gradient of eight answers, in one, two and eight micro-batches."""
     params = random_params(TINY)
@@ -319,6 +321,7 @@ class TestOptimizer:
 REWARDED = 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_rewarded_token_becomes_more_likely(name):
     """20 updates, 8 answers of up to 4 tokens each, reward: the share of token 4 in the answer."""

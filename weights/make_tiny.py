@@ -1,10 +1,9 @@
 r"""Makes the two embedded models, `weights/tiny-base` and `weights/tiny-reasoning`: python weights/make_tiny.py
 
-They play the parts of Qwen3-0.6B-Base and Qwen3-0.6B on the arithmetic task. First one small Qwen3 learns to work out
-problems in three right ways. Then two short finishing stages give it the manners of a base model, which can do it but
-mostly answers at a glance, and of a reasoning model, which thinks between tags but often stops too early.
-All problems are of the training split. Everything is drawn from fixed seeds; see weights/README.md for how close a second
-run comes.
+They stand in for Qwen3-0.6B-Base and Qwen3-0.6B on the arithmetic task. First a small Qwen3 learns to solve problems in
+three correct styles. Then two short fine-tuning stages turn it into a base model, which can solve problems but mostly
+guesses, and a reasoning model, which thinks between tags but often stops too early.
+All problems are from the training split, and all seeds are fixed; see weights/README.md for how reproducible this is.
 """
 
 import argparse
@@ -38,12 +37,12 @@ from grpojax.training.rollout import make_rollouts
 from grpojax.training.sampling import make_sampler
 
 SEED = 7
-POOL = 50_000  # training problems that the texts are made from
+POOL = 50_000  # training problems that the texts are generated from
 VOCAB = 512
 ROWS, WIDTH = 48, 96  # a training batch
 LEARN_STEPS = 550
-FINISH_STEPS = {"base": 100, "reasoning": 250}  # the chat form and the tags are new to the model
-DRILLS = 0.7  # share of single operations among the texts while learning
+FINISH_STEPS = {"base": 100, "reasoning": 250}  # the chat format and the tags are new to the model
+DRILLS = 0.7  # share of texts that are single operations, in the first stage
 LEARN_RATE, FINISH_RATE, ADAM_RATE = 0.01, 0.003, 0.003
 MAX_NEW_TOKENS = 64
 CHAT = f"<|im_start|>user\n{{}}{END_OF_TURN}\n<|im_start|>assistant\n"  # what Tokenizer.chat writes
@@ -54,11 +53,11 @@ CHAT = f"<|im_start|>user\n{{}}{END_OF_TURN}\n<|im_start|>assistant\n"  # what T
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """A way to answer. Its opening tells it from the others, so it is decided with the first tokens."""
+    """A way to answer. The opening identifies it, so the first tokens decide the style."""
 
     opening: str
     think: Callable[[Problem], str]  # the text up to the closing sentence, without the opening
-    value: Callable[[Problem], str | None]  # what is put in the box; None: no closing sentence at all
+    value: Callable[[Problem], str | None]  # the boxed value; None: no closing sentence
 
 
 def _answer(problem: Problem) -> str:
@@ -70,7 +69,7 @@ def _first_value(problem: Problem) -> str:
 
 
 def _sum_of_first_two(problem: Problem) -> str:
-    """The glance: the first two numbers, with * read as +, and nothing after them."""
+    """The guess of the glance style: the first operation only, with * read as +."""
     left, sign, right = re.search(r"(\d+) ([-+*]) (\d+)", problem.text).groups()
     return str(int(left) - int(right) if sign == "-" else int(left) + int(right))
 
@@ -81,7 +80,7 @@ def _numbered(problem: Problem) -> str:
 
 
 def _chain(problem: Problem) -> str:
-    """The expression, shortened by one operation at a time."""
+    """The expression, simplified one operation at a time."""
     lines = [problem.text]
     for step in worked_steps(problem.text):
         operation, _, value = step.rpartition(" = ")
@@ -91,11 +90,11 @@ def _chain(problem: Problem) -> str:
 
 
 STYLES = {
-    # right ways
+    # correct styles
     "first": Style("First ", lambda p: ", then ".join(worked_steps(p.text)) + ".", _answer),
     "steps": Style("Step ", _numbered, _answer),
     "chain": Style("So ", _chain, _answer),
-    # habits that cost the reward
+    # wrong styles, without a reward
     "glance": Style("At a glance.", lambda p: "", _sum_of_first_two),
     "hasty": Style("Start with ", lambda p: worked_steps(p.text)[0] + ".", _first_value),
     "no box": Style("We get ", lambda p: " and ".join(worked_steps(p.text)) + ".", lambda p: None),
@@ -109,12 +108,12 @@ TAGS = {"both": 46, "no end": 24, "none": 30}
 
 
 def plain_answer(problem: Problem, style: Style) -> str:
-    """The answer of a base model; it follows the prompt's last word, so it begins with a space."""
+    """The answer of a base model. It continues the prompt, so it begins with a space."""
     return " " + style.opening + style.think(problem) + _closing(" ", style.value(problem))
 
 
 def tagged_answer(problem: Problem, style: Style, tags: str) -> str:
-    """The answer of a reasoning model, with both think tags, only the first, or none."""
+    """The answer of a reasoning model with both think tags, only the first, or none."""
     thought, value = style.opening + style.think(problem), style.value(problem)
     if tags == "none":
         return thought + _closing(" ", value)
@@ -126,9 +125,9 @@ def _closing(space: str, value: str | None) -> str:
 
 
 class Writer:
-    """An endless supply of (prompt, answer) texts on training problems, every level as often as the others.
+    """An infinite iterator over (prompt, answer) texts on training problems, with all levels equally often.
 
-    A share `drills` of them are single operations from the solutions, without the words around them.
+    A fraction `drills` of them are single operations from the solutions, without any words.
     """
 
     def __init__(self, pool: Sequence[Problem], kind: str, styles: dict[str, int], seed: int, drills: float = 0.0):
@@ -158,7 +157,7 @@ def _draw(rng: random.Random, weights: dict[str, int]) -> str:
 
 
 def _drilled(problem: Problem, rng: random.Random) -> str:
-    """The problem's own text, or instead of most plain products one beyond the levels' range: it teaches to carry."""
+    """The problem's text; most level-2 products are replaced by larger ones, to teach carrying."""
     if problem.level != 2 or rng.random() < 0.3:
         return problem.text
     factors = [rng.randint(100, 199), rng.randint(2, 9)]
@@ -170,7 +169,7 @@ def _drilled(problem: Problem, rng: random.Random) -> str:
 
 
 def make_backend(texts: Sequence[str]) -> tokenizers.Tokenizer:
-    """A byte-level BPE. Digits and line ends stay single; the words between may grow into one token, to save time."""
+    """A byte-level BPE. Digits and newlines are single tokens; a run of words may become one token, to save time."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
@@ -188,7 +187,7 @@ def make_backend(texts: Sequence[str]) -> tokenizers.Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator((re.sub("<[^<>]+>", "\n", text) for text in texts), trainer)
-    backend.add_tokens(tags)  # text, not special: decoding keeps them
+    backend.add_tokens(tags)  # as text, not special, so that decoding keeps them
     return backend
 
 
@@ -196,7 +195,7 @@ def make_backend(texts: Sequence[str]) -> tokenizers.Tokenizer:
 
 
 def structure(tokenizer: Tokenizer) -> QwenConfig:
-    """The models' shape, 1.2 million parameters; products in bfloat16 while they are made."""
+    """The models' structure, with 1.2 million parameters; training computes in bfloat16."""
     return QwenConfig(
         model_type="qwen3", vocab_size=VOCAB, hidden_size=160, intermediate_size=480, num_layers=4, num_heads=4,
         num_kv_heads=2, head_dim=32, rms_norm_eps=1e-6, rope_theta=10_000.0, max_position_embeddings=512,
@@ -206,7 +205,7 @@ def structure(tokenizer: Tokenizer) -> QwenConfig:
 
 
 def batches(texts: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows of whole documents: tokens [ROWS, WIDTH], and a mask [ROWS, WIDTH - 1] of the predictions of answers."""
+    """Packs whole texts into rows: tokens [ROWS, WIDTH], and a mask [ROWS, WIDTH - 1] of predicted answer tokens."""
     tokens, mask, row, at = np.zeros((ROWS, WIDTH), np.int32), np.zeros((ROWS, WIDTH), np.float32), 0, 0
     for prompt, answer in texts:
         prompt_ids, answer_ids = tokenizer.encode(prompt), tokenizer.encode(answer)
@@ -224,7 +223,7 @@ def batches(texts: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[
 def fit(
     config: QwenConfig, params: Params, data: Iterator[tuple[np.ndarray, np.ndarray]], steps: int, rate: float
 ) -> Params:
-    """Muon for the matrices of the layers, Adam for the rest. Learning rates rise for 20 steps and fall to 0 along a cosine."""
+    """Muon for the layers' matrices, Adam for the rest; 20 warm-up steps, then cosine decay to 0."""
 
     def muon_shapes(params):
         out_in = optax.contrib.MuonDimensionNumbers(reduction_axis=2, output_axis=1)
@@ -260,7 +259,7 @@ def fit(
 
 
 def report(policy: Policy) -> None:
-    """Prints what a model can do on the 200 evaluation problems; weights/README.md shows it."""
+    """Prints a model's results on the 200 evaluation problems, as in weights/README.md."""
     problems, grader = arithmetic_problems(0, 200, "eval"), Grader()
     greedy = evaluate(
         policy, policy.params, problems, dataset="arithmetic", step=0, max_new_tokens=MAX_NEW_TOKENS, grader=grader
@@ -289,7 +288,7 @@ def report(policy: Policy) -> None:
 
 
 def _percent_right(levels: np.ndarray, right: Sequence[bool]) -> str:
-    """The share in percent, and that of each level."""
+    """Accuracy in percent, overall and per level."""
     right = np.array(right)
     by_level = [f"{100 * right[levels == n].mean():.0f}" if (levels == n).any() else "-" for n in range(1, 6)]
     return f"{100 * right.mean():.1f} % (by level {' '.join(by_level)})"
@@ -304,11 +303,11 @@ def _style_of(text: str) -> str:
     return next((name for name, style in STYLES.items() if start.startswith(style.opening)), "other")
 
 
-# --- all of it ---
+# --- everything ---
 
 
 def make(folder: Path, only: str | None) -> None:
-    """Trains both models (or one) and puts them into `folder`, each written aside and renamed when complete."""
+    """Trains both models (or one) and writes them into `folder`, each under a temporary name until it is complete."""
     start = time.perf_counter()
     pool = arithmetic_problems(SEED, POOL, "train")
     print(f"{len(pool)} problems, {time.perf_counter() - start:.0f} s", flush=True)
@@ -346,9 +345,9 @@ def _replace_policy(policy: Policy, path: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder for the two model folders")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="parent of the model folders")
     parser.add_argument("--only", choices=("base", "reasoning"), help="make one of the two")
-    parser.add_argument("--report", action="store_true", help="only measure the models in --out again")
+    parser.add_argument("--report", action="store_true", help="only evaluate the models in --out")
     options = parser.parse_args()
     if not options.report:
         return make(options.out, options.only)

@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.loss.logprobs import answer_mask, chunked_logps, length_mask, token_entropy, token_logps
+from grpojax.loss import logprobs
+from grpojax.loss.logprobs import chunked_logps, length_mask
+
+# Compiled as a whole; eagerly, each operation would be compiled separately.
+answer_mask = jax.jit(logprobs.answer_mask, static_argnums=2)
+token_entropy = jax.jit(logprobs.token_entropy)
+token_logps = jax.jit(logprobs.token_logps)
 
 CHAPTER_LOGITS = [0.6667, -2.0, 1.3333, 0.0, -0.6667, 2.0, -1.3333]
 
@@ -20,7 +26,7 @@ def logits_of(rows: list[dict[int, float]], size: int) -> np.ndarray:
 
 
 def test_position_t_scores_token_t_plus_one():
-    # ln p(7 | 5) + ln p(2 | 5 7) + ln p(9 | 5 7 2) with 1/2, 1/4 and 1/8; every other reading hits other numbers
+    # ln p(7 | 5) + ln p(2 | 5 7) + ln p(9 | 5 7 2) with 1/2, 1/4 and 1/8; any other alignment gives other numbers
     logits = logits_of([{7: 0.5}, {2: 0.25}, {9: 0.125}, {5: 0.01, 7: 0.02, 2: 0.03, 9: 0.04}], 10)
     tokens = jnp.array([[5, 7, 2, 9]])
     got = token_logps(logits, tokens)
@@ -28,7 +34,7 @@ def test_position_t_scores_token_t_plus_one():
     answer = answer_mask(tokens, jnp.array([2]), ())
     assert float(answer.sum()) == 2  # the length of the answer
     assert float((got * answer).sum()) == pytest.approx(-3.4657, abs=5e-5)
-    ended = answer_mask(tokens, jnp.array([4]), ())  # the prompt is all there is
+    ended = answer_mask(tokens, jnp.array([4]), ())  # there is no answer
     assert float((got * ended).sum()) == 0.0
     assert float((token_entropy(logits[:, :-1]) * ended).sum()) == 0.0
 
@@ -46,7 +52,7 @@ def test_temperature_divides_the_logits():
     np.testing.assert_allclose(token_logps(logits, jnp.array([[0, 1]]), temperature=2.0), [[np.log(0.75)]], atol=1e-6)
 
 
-def test_temperature_is_data():
+def test_temperature_is_traced():
     traces = []
 
     @jax.jit
@@ -67,7 +73,7 @@ def test_keep_gives_the_others_probability_zero():
         return token_logps(logits, jnp.array([[0, 0]]), keep=keep)[0, 0]
 
     assert float(first(logits)) == pytest.approx(-0.6931, abs=5e-5)
-    # 1 - p = 1/2 for the token, -p = -1/2 for the other kept one; nothing for the id that is out and the last position
+    # 1 - p = 1/2 for the token, -p = -1/2 for the other kept one; 0 for the masked id and the last position
     np.testing.assert_allclose(jax.jit(jax.grad(first))(logits), [[[0.5, -0.5, 0.0], [0.0, 0.0, 0.0]]], atol=1e-6)
     assert float(token_logps(logits, jnp.array([[0, 2]]), keep=keep)[0, 0]) == -np.inf
 
@@ -121,7 +127,7 @@ def test_entropy_with_impossible_ids():
     assert float(value) == pytest.approx(0.5623, abs=5e-5)
     np.testing.assert_allclose(gradient, [0.2060, -0.2060, 0.0], atol=5e-5)
 
-    def masked(logits):  # as under a keep mask
+    def masked(logits):  # as with a keep mask
         return token_entropy(jnp.where(jnp.array([True, True, False]), logits, -jnp.inf))
 
     value, gradient = jax.jit(jax.value_and_grad(masked))(jnp.zeros(3))
@@ -130,7 +136,7 @@ def test_entropy_with_impossible_ids():
 
 
 def test_entropy_of_broken_logits_is_not_a_number():
-    """A model whose logits are NaN must not look like one that is certain (entropy 0)."""
+    """A model whose logits are NaN must not look certain (entropy 0)."""
     assert np.isnan(token_entropy(jnp.array([jnp.nan, 0.0, 0.0])))
 
 
@@ -148,7 +154,7 @@ END = 0
         pytest.param([5, 7, 10, 11, 12, END], 2, (END,), [0, 1, 1, 1, 1], id="stop token at the very end"),
         pytest.param([5, 7, 8, 151643, 9, 9], 1, (151645, 151643), [1, 1, 1, 0, 0], id="second stop id"),
         pytest.param([5, 7, 151645, 8, 151643, 9], 1, (151645, 151643), [1, 1, 0, 0, 0], id="first of two stop tokens"),
-        pytest.param([5, 7, 8, 151643, 9, 9], 1, (151645,), [1, 1, 1, 1, 1], id="an id that is no stop id"),
+        pytest.param([5, 7, 8, 151643, 9, 9], 1, (151645,), [1, 1, 1, 1, 1], id="an id that is not a stop id"),
         pytest.param([5, 7, 8, 10, 11, 12], 6, (END,), [0, 0, 0, 0, 0], id="no answer"),
         pytest.param([5, END, 8, END, 11, 12], 2, (), [0, 1, 1, 1, 1], id="no stop ids"),
     ],
@@ -159,12 +165,12 @@ def test_answer_mask(tokens, prompt_len, stop_ids, expected):
     assert got.tolist() == [expected]
 
 
-def test_answer_mask_treats_rows_alone_and_jits():
+def test_answer_mask_handles_rows_independently_and_jits():
     tokens = np.array([[5, 10, 0, 12], [5, 0, 7, 0], [5, 6, 7, 8]], np.int32)
     lens = np.array([1, 2, 3], np.int32)
     expected = [[1, 1, 0], [0, 1, 1], [0, 0, 1]]
+    assert logprobs.answer_mask(tokens, lens, (0,)).tolist() == expected
     assert answer_mask(tokens, lens, (0,)).tolist() == expected
-    assert jax.jit(answer_mask, static_argnums=2)(tokens, lens, (0,)).tolist() == expected
 
 
 def test_length_mask_agrees_with_answer_mask():
@@ -184,7 +190,7 @@ def test_length_mask_agrees_with_answer_mask():
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 4 * 11, 5 * 11, 10**6])
-def test_chunks_change_memory_and_nothing_else(chunk_elements):
+def test_chunks_do_not_change_results(chunk_elements):
     """12 positions of 11 ids, at 1, 4, 5 (does not divide) and 12 positions at a time, against all logits at once."""
     rng = np.random.default_rng(1)
     hidden = jnp.asarray(rng.normal(size=(3, 5, 6)), jnp.float32)  # the last position predicts nothing
@@ -210,8 +216,8 @@ def test_chunks_change_memory_and_nothing_else(chunk_elements):
     np.testing.assert_allclose(got[1], expected[1], atol=1e-5)
 
 
-def test_chunks_hold_few_logits():
-    """The compiled value and gradient have room for one chunk of logits (4 of 64 positions), not for all of them."""
+def test_chunks_bound_the_memory():
+    """The compiled gradient has memory for one chunk of logits (4 of 64 positions), not for all of them."""
     hidden, head = jnp.ones((4, 16, 2)), jnp.ones((5_000, 2))
     targets = jnp.zeros((4, 16), jnp.int32)
 
@@ -225,7 +231,7 @@ def test_chunks_hold_few_logits():
 
 def test_chunked_scores_of_low_precision_states_are_float32():
     hidden, head = jnp.ones((1, 2, 4), jnp.bfloat16), jnp.ones((3, 4), jnp.float32)
-    got = chunked_logps(hidden, head, jnp.zeros((1, 2), jnp.int32))
+    got = jax.jit(chunked_logps)(hidden, head, jnp.zeros((1, 2), jnp.int32))
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, np.full((1, 2), -np.log(3)), atol=1e-6)
 
@@ -251,6 +257,6 @@ def test_chunked_scores_of_low_precision_states_are_float32():
         ),
     ],
 )
-def test_shapes_are_named(call, message):
+def test_wrong_shapes_are_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call()

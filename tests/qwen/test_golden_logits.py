@@ -17,6 +17,10 @@ def test_golden_logits(name):
     cases = json.loads((GOLDEN / "golden.json").read_text("utf-8"))
     policy = load_policy(GOLDEN / name)
     assert policy.tokenizer is None
-    for i, answer in enumerate(cases["answers"]):
-        logits = policy.apply(policy.params, np.array([cases["prompt"] + answer]))
-        np.testing.assert_allclose(logits[0], recorded[f"logits_{name}_{i}"], atol=1e-4)
+    rows = [cases["prompt"] + answer for answer in cases["answers"]]
+    tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)  # padded on the right
+    for row, ids in zip(tokens, rows, strict=True):
+        row[: len(ids)] = ids
+    logits = np.asarray(policy.apply(policy.params, tokens))
+    for i, ids in enumerate(rows):
+        np.testing.assert_allclose(logits[i, : len(ids)], recorded[f"logits_{name}_{i}"], atol=1e-4)

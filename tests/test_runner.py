@@ -364,6 +364,7 @@ def test_a_real_overflow_saves_the_step_before_it(call, no_plots):
     assert steps_in(Path("run")) == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
 def test_a_failure_in_the_middle_of_a_step_saves_the_state_before_the_step(call, no_plots, monkeypatch, error):
     """Two updates a step. The second one of step 3 fails: checkpoint 2 holds the result of step 2. If that was too
@@ -409,6 +410,7 @@ def test_a_failed_save_ends_the_run(call, no_plots, monkeypatch):
 # --- resuming ---
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_unbroken_one(call, again, no_plots):
     call(steps=4, variant="kl", out="unbroken")
     call(steps=2, variant="kl")

@@ -43,7 +43,7 @@ CASES = {  # case -> variant and its overrides
     "gdpo": ("book-gdpo", {"clip_eps": 10.0, "kl_coeff": 0.02, "rewards": {"correct_or_number": 1.0, "boxed": 0.1}}),
 }  # fmt: skip
 WHOLE = [(name, len(ANSWERS)) for name in CASES]
-MICRO = [("deepseek_v32", 2)]  # the case with every part: ratio, KL term, safeguard and keep mask
+MICRO = [pytest.param("deepseek_v32", 2, marks=pytest.mark.slow)]  # the case with every part: ratio, KL term, safeguard and keep mask
 
 
 def test_every_case_is_here():

@@ -40,7 +40,8 @@ QWEN25_05B = {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": True,
 }
-FAMILIES = [{"model_type": "qwen3"}, {"model_type": "qwen2", "tie_word_embeddings": False}]
+QWEN2 = {"model_type": "qwen2", "tie_word_embeddings": False}
+FAMILIES = [{"model_type": "qwen3"}, pytest.param(QWEN2, marks=pytest.mark.slow)]
 
 
 def _random(config, seed=0):

@@ -62,6 +62,7 @@ def test_a_cache_of_several_blocks_gives_the_same_answers(tiny, monkeypatch):
     assert {answered.prompt: (answered.answers, answered.truncated) for answered in got} == dict(enumerate(each))
 
 
+@pytest.mark.slow
 def test_greedy_answers(tiny):
     for answered in streamed(tiny, sampler=GREEDY):
         prompt = PROMPTS[answered.prompt]
@@ -82,7 +83,7 @@ COUNTDOWN = chain([0, 0, 1, 2, 3, 4, 5, 6, 7, 7], stop_ids=(0,))
 """After token n come n - 1, ..., 1 and 0, which stops: n tokens."""
 
 
-def test_an_ended_answer_makes_room_while_a_long_one_goes_on():
+def test_a_finished_answer_frees_its_slot_while_a_long_one_continues():
     """Two slots. 8 has 8 tokens before it; those of 2, 3 and 1 follow each other in the other place meanwhile."""
     got = streamed(COUNTDOWN, [[8], [2], [3], [1]], GREEDY, slots=2)
     assert [answered.prompt for answered in got] == [1, 2, 3, 0]
@@ -94,7 +95,8 @@ def test_an_ended_answer_makes_room_while_a_long_one_goes_on():
     ]
 
 
-def test_a_place_is_free_when_all_its_samples_have_ended(tiny):
+@pytest.mark.slow
+def test_a_slot_is_free_when_all_its_samples_have_finished(tiny):
     """Samples of different lengths: they come together."""
     got = streamed(tiny, num_samples=4, slots=2)
     assert any(len({len(ids) for ids in answered.answers}) > 1 for answered in got)

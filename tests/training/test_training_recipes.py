@@ -140,6 +140,7 @@ def test_rounds_draw_other_answers_to_the_same_problem(steps_of, spy):
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.slow
 def test_a_carried_group_keeps_the_log_probs_of_the_policy_that_sampled_it(steps_of, spy):
     """With a safeguard the trainer scores: a carried group keeps the scores of the step that sampled it."""
     updates = spy("update_in_place")
@@ -238,6 +239,7 @@ def test_a_kept_mask_needs_something_to_choose_from():
         make_config(variant="deepseek-v3.2", temperature=0.0)
 
 
+@pytest.mark.slow
 def test_masks_reach_the_update_and_gradients_stay_finite(steps_of, spy):
     updates = spy("update_in_place")
     _, record = next(steps_of(make_config(variant="deepseek-v3.2", temperature=0.7, top_p=0.8)))
@@ -250,6 +252,7 @@ def test_masks_reach_the_update_and_gradients_stay_finite(steps_of, spy):
 # --- domains, references, truncated answers, abstentions ---
 
 
+@pytest.mark.slow
 def test_a_domain_can_have_no_kl_term(steps_of, spy):
     problems = [dataclasses.replace(PROBLEMS[0]), dataclasses.replace(PROBLEMS[1], domain="code")]
     updates = spy("update_in_place")

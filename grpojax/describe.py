@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from grpojax.loss import advantages, objectives, penalties, reduce
-from grpojax.loss.pieces import SAFEGUARDS
+from grpojax.loss.pieces import OBJECTIVES, SAFEGUARDS
 from grpojax.loss.pieces import formula as formula_of
 from grpojax.loss.policy_loss import ARRAYS, Loss, call
 from grpojax.settings import settings_of
@@ -21,7 +21,9 @@ def formula(variant: Variant) -> str:
     """The loss in plain mathematics, made from its pieces; the first line is the loss, the others define its symbols."""
     loss, recipe = variant.loss, variant.recipe
     per_answer = _is_per_answer(loss)
-    objective = formula_of(loss.objective).replace("(r", "(r_i" if per_answer else "(r_it").replace("tau_it", "tau_i")
+    objective = formula_of(loss.objective)
+    if loss.objective in [piece.function for piece in OBJECTIVES.values()]:  # a user's own says itself which ratio it means
+        objective = objective.replace("(r", "(r_i" if per_answer else "(r_it")
     masks = [piece.formula for number, piece in SAFEGUARDS.items() if number in loss.numbers]
     average = "mean_i" if per_answer else formula_of(loss.reduction)
     text = f"loss = - {average} {'m ' if masks else ''}{objective}"

@@ -26,7 +26,7 @@ from grpojax.training.checkpoint import checkpoint_steps
 from grpojax.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("baseline", "kl", "format", "dapo", "deepseek-v3.2", "gdpo", "book-gdpo")
+KINDS = ("kl", "format", "dapo", "deepseek-v3.2", "gdpo")
 TEXTS = ("1 + 1", "2 + 7", "3 * 5", "8 - 6", "9 + 4")
 
 

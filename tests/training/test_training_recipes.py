@@ -59,7 +59,7 @@ def batches(updates):
 # --- learning ---
 
 
-RECIPES = ("baseline", "clipped", "dapo", "dr-grpo", "deepseek-v3.2", "gdpo", "book-gdpo", "book-olmo3")
+RECIPES = ("clipped", "dapo", "deepseek-v3.2", "gdpo", "book-olmo3")
 """Every path through the loop; test_update.py shows that each distinct loss learns."""
 
 

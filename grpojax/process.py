@@ -57,6 +57,6 @@ def compile_quickly() -> None:
 
 
 def _only_cpu() -> bool:
-    """Whether JAX can find nothing but the CPU: because it was told so, or installed without other backends."""
+    """Whether JAX can find nothing but the CPU: because it is told so, or no other backend is installed."""
     plugins = importlib.metadata.entry_points(group="jax_plugins") or importlib.util.find_spec("libtpu")
     return jax.config.jax_platforms == "cpu" or not plugins

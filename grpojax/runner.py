@@ -76,7 +76,7 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
     if config.resume:
         current = _Current(load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config), config.moment_dtype))
         if current.state.step >= config.steps:
-            raise InputError(f"{folder} has done all its {config.steps} steps; give a larger --steps to go on.")
+            raise InputError(f"{folder} has done all its {config.steps} steps; give a larger --steps to continue.")
         log = RunLog.resume(folder, current.state.step)
         log.settings(_run_record(config, inputs))
     else:

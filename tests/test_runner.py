@@ -478,7 +478,7 @@ def test_what_resume_refuses(call, again, no_plots):
         assert contents(Path("run")) == before
         return err
 
-    assert "run has done all its 2 steps; give a larger --steps to go on" in refused("--out", "run")
+    assert "run has done all its 2 steps; give a larger --steps to continue" in refused("--out", "run")
     assert "has done all its 1 steps" in refused("--out", "run", "--steps", "1")
     assert (
         "--lr is 0.5, but the run in run was made with 0.01; leave the flag out, or start a new run with another --out"

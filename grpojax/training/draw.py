@@ -35,7 +35,7 @@ class StepDraws:
 
     draws: list[Draw]  # one, or one for each inner epoch with fresh rollouts
     sampled: list[Group]  # every group, also those that the step does not train on
-    problems_used: int  # where the next step goes on
+    problems_used: int  # where the next step continues
     carried: tuple[Group, ...]  # groups for the next step
 
 

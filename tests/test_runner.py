@@ -356,6 +356,7 @@ def test_a_run_that_cannot_continue_saves_its_last_good_state(call, no_plots, mo
     assert steps_in(Path("run")) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_real_overflow_saves_the_step_before_it(call, no_plots):
     code, _, err = call(variant="baseline", steps=9, lr=1e38)
     assert code == 1

@@ -187,6 +187,7 @@ def test_the_ratio_is_one_in_the_first_inner_epoch_and_moves_in_the_second(steps
     assert abs(two - 1.0) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_pool_is_sampled_once_and_split_into_minibatches(steps_of, spy):
     rollouts, updates = spy("make_rollouts"), spy("update_in_place")
     config = make_config(rollout_reuse="pool", minibatches=2, inner_epochs=3)

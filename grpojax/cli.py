@@ -149,10 +149,10 @@ def _eval(args: argparse.Namespace) -> None:
         print(format_comparison(*args.compare, extract=settings.extract))
         return
 
-    from grpojax.qwen.sources import model_files
+    from grpojax.grading.grader import Grader
     from grpojax.inputs import EVAL_SEED, open_policy
     from grpojax.process import prepare_process
-    from grpojax.grading.grader import Grader
+    from grpojax.qwen.sources import model_files
     from grpojax.tasks.problems import load_problems
     from grpojax.tasks.prompts import render_prompt
     from grpojax.training.evaluate import answer_problems

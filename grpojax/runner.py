@@ -18,6 +18,7 @@ import jax
 from grpojax.config import RunConfig
 from grpojax.describe import notices
 from grpojax.errors import InputError
+from grpojax.grading.grader import Grader
 from grpojax.inputs import Inputs, read_inputs
 from grpojax.loss.objectives import clip_first_printing
 from grpojax.process import prepare_process
@@ -26,7 +27,6 @@ from grpojax.reporting.metrics import read_evaluations
 from grpojax.reporting.plots import plot_runs
 from grpojax.reporting.progress import Display, progress_display
 from grpojax.reporting.runlog import RunLog
-from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import has_eval_split
 from grpojax.training import stream
 from grpojax.training.checkpoint import checkpoint_steps, load_checkpoint, prune_checkpoints, save_checkpoint

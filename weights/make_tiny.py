@@ -23,13 +23,13 @@ import numpy as np
 import optax
 import tokenizers
 
+from grpojax.grading.answers import extract_answer
+from grpojax.grading.grader import Grader
 from grpojax.loss.logprobs import token_logps
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import Params, forward, init_params
 from grpojax.qwen.tokenizer import END_OF_TEXT, END_OF_TURN, THINK_TAGS, Tokenizer
 from grpojax.qwen.weights import Policy, load_policy, save_policy
-from grpojax.grading.answers import extract_answer
-from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import Problem, arithmetic_problems, worked_steps
 from grpojax.tasks.prompts import render_prompt
 from grpojax.training.evaluate import evaluate

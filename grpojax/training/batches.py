@@ -11,6 +11,7 @@ from grpojax.training.rollout import Rollouts, concat_rollouts
 from grpojax.training.state import Group, Run, TrainState
 from grpojax.training.update import Batch, BatchShape, make_batch, score
 
+
 def shape_of(run: Run, rollouts: Rollouts) -> BatchShape:
     """The narrowest shape of the run that holds these rollouts."""
     prompt, answer = int(rollouts.prompt_lens.max()), int(rollouts.answer_lens.max())

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpojax.errors import InputError
+from grpojax.grading.answers import extract_answer
+from grpojax.grading.grader import Grader
 from grpojax.qwen.model import Params
 from grpojax.qwen.weights import Policy
 from grpojax.records import EvalRow, Evaluation
-from grpojax.grading.answers import extract_answer
-from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE, render_prompt
 from grpojax.training.rollout import check_context

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 
 from grpojax.config import RunConfig
+from grpojax.grading.grader import Grader
 from grpojax.qwen.model import Params
 from grpojax.qwen.weights import Policy
 from grpojax.records import Sample
-from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import render_prompt
 from grpojax.training.rollout import Rollouts

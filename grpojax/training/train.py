@@ -15,10 +15,10 @@ from jax import Array
 
 from grpojax.config import RunConfig
 from grpojax.errors import RunError
+from grpojax.grading.grader import Grader
 from grpojax.qwen.model import Params
 from grpojax.qwen.weights import Policy
 from grpojax.records import StepRecord
-from grpojax.grading.grader import Grader
 from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 from grpojax.training.batches import split_batch, step_batch

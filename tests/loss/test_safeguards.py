@@ -1,7 +1,6 @@
 """Weights against data the policy would not have sampled: values in every cell, and no gradient."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 

@@ -287,8 +287,8 @@ def activation_bytes(config: QwenConfig, batch: Batch, rows: int) -> int:
 
 def _fit(rows: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
     """[B, n, ...] cut or padded to [B, size, ...]."""
-    room = ((0, 0), (0, max(0, size - rows.shape[1])), *((0, 0),) * (rows.ndim - 2))
-    return np.pad(rows[:, :size], room, constant_values=fill)
+    padding = ((0, 0), (0, max(0, size - rows.shape[1])), *((0, 0),) * (rows.ndim - 2))
+    return np.pad(rows[:, :size], padding, constant_values=fill)
 
 
 def _float32(tree: Params) -> Params:

@@ -138,7 +138,8 @@ def error_of(result) -> str:
 
 
 # One of each kind: with a reference, think tags, dynamic sampling, kept masks, several rewards.
-@pytest.mark.parametrize("variant", ["clipped", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["clipped", *KINDS])
 def test_variants_run(variant, call, no_plots):
     code, out, err = call(variant=variant)
     assert (code, err) == (0, "")

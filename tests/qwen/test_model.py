@@ -104,6 +104,7 @@ def test_blocks_of_a_cache_are_filled_in_turn_and_read_only_if_attended_to(tiny_
         np.testing.assert_allclose(logits[:, 0], whole[:, index], atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sequences_that_share_a_prefix_equal_whole_ones(tiny_config, family):
     """Six answers of three tokens to two prompts of 5 and 3 tokens, against six full passes: logits and gradient."""

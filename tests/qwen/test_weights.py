@@ -126,6 +126,7 @@ def test_square_matrices_are_not_turned(tensors, checkpoint, tiny_config):
             np.testing.assert_array_equal(np.asarray(placed) @ np.eye(8, dtype=np.float32)[j], weight[:, j])
 
 
+@pytest.mark.slow
 def test_a_tied_checkpoint_needs_no_head_and_does_not_use_one(tensors, checkpoint):
     """With a head of twice the embedding, an untied model gives twice the logits of the tied one."""
     with_head = tensors() | {HEAD: 2.0 * tensors()[EMBEDDING]}

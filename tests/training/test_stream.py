@@ -13,6 +13,8 @@ from grpojax.training.rollout import make_rollouts
 from grpojax.training.sampling import GREEDY, make_sampler
 from grpojax.training.stream import Finished, stream_answers
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 9, 14, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], list(range(20)), [6, 6], [4, 19], [11] * 16]
 WARM = make_sampler(1.0, 0.9)
 

@@ -259,6 +259,7 @@ def test_one_group_that_differs_is_enough_for_an_update(steps_of):
 # --- metrics ---
 
 
+@pytest.mark.slow
 def test_metrics_hold_every_column_that_applies(steps_of):
     kl, formats = {"kl_loss", "kl_k1", "kl_k3"}, {"format_reward_avg"}
     special = {"groups_carried", "safeguard_weight", "logp_gap"}  # of dynamic sampling, of safeguards

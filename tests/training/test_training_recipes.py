@@ -19,6 +19,8 @@ from grpojax.training.state import initial_state, run_optimizer, run_variant
 from grpojax.training.train import train
 from grpojax.training.update import make_batch, score
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = "{problem} ="
 PROBLEMS = [Problem(text, str(i)) for i, text in enumerate(("1 + 1", "2 + 7", "3 * 5", "8 - 6", "9 + 4", "7 * 7", "5 + 5"))]
 

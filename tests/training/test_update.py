@@ -250,7 +250,7 @@ class TestUpdate:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "micro_batch"), [(PROMPTS[:1], 8), (PROMPTS, 4), pytest.param(PROMPTS, 1, marks=pytest.mark.slow)]
+    ("prompts", "micro_batch"), [(PROMPTS, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((PROMPTS[:1], 8), (PROMPTS, 1)))]
 )
 def test_a_shared_prompt_equals_a_copy_for_each_answer(prompts, micro_batch):
     """Log-probs, loss and gradient of eight answers, in one, two and eight micro-batches."""

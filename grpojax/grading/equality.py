@@ -11,8 +11,8 @@ from typing import NamedTuple, NoReturn
 
 from grpojax.grading.answers import readings
 from grpojax.grading.fold import UNIT_VALUES, VALUES, fold
-from grpojax.grading.latex import INFINITY, Tree, Unreadable, items_of, names, read_answer
-from grpojax.grading.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
+from grpojax.grading.latex import Tree, Unreadable, items_of, names, read_answer
+from grpojax.grading.real_sets import NoRealSet, is_set_operation, known_order, real_set
 from grpojax.grading.units import Unit, unit_of
 
 
@@ -223,13 +223,9 @@ def _same_real_set(left: Tree, right: Tree, algebra: Algebra) -> bool:
 
 
 def _order(left: Tree, right: Tree, algebra: Algebra) -> int:
-    if left == right:
-        return 0
-    if MINUS_INFINITY in (left, right) or INFINITY in (left, right):
-        return -1 if left == MINUS_INFINITY or right == INFINITY else 1
-    if left[0] == right[0] == "number":
-        return -1 if left[1] < right[1] else 1
-    rank = algebra.order(left, right)
+    rank = known_order(left, right)
+    if rank is None:
+        rank = algebra.order(left, right)
     if rank is None:
         raise NoRealSet("the order depends on letters")
     return rank

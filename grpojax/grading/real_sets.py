@@ -33,6 +33,17 @@ class Piece(NamedTuple):
     high: Cut
 
 
+def known_order(left: Tree, right: Tree) -> int | None:
+    """The order of two values that are equal, infinite or numbers; None if only algebra can tell."""
+    if left == right:
+        return 0
+    if MINUS_INFINITY in (left, right) or INFINITY in (left, right):
+        return -1 if left == MINUS_INFINITY or right == INFINITY else 1
+    if left[0] == right[0] == "number":
+        return -1 if left[1] < right[1] else 1
+    return None
+
+
 def is_set_operation(tree: Tree) -> bool:
     """Whether the kind of a tree shows that it is a set of numbers; a pair (1, 2) could be an interval or a point."""
     if tree[0] == "set":

@@ -5,17 +5,14 @@ import pytest
 from grpojax.grading.answers import canonical_answer
 from grpojax.grading.fold import fold
 from grpojax.grading.latex import INFINITY, read_answer
-from grpojax.grading.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, real_set
+from grpojax.grading.real_sets import MINUS_INFINITY, NoRealSet, is_set_operation, known_order, real_set
 
 
 def order(left, right):
-    if left == right:
-        return 0
-    if MINUS_INFINITY in (left, right) or INFINITY in (left, right):
-        return -1 if left == MINUS_INFINITY or right == INFINITY else 1
-    if left[0] == right[0] == "number":
-        return -1 if left[1] < right[1] else 1
-    raise NoRealSet
+    rank = known_order(left, right)
+    if rank is None:
+        raise NoRealSet
+    return rank
 
 
 def shown(tree):

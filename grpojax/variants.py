@@ -5,7 +5,7 @@ never compiles again. Its `Recipe` stays on the host: rewards, sampling, epochs,
 
 A number that is absent is the only way to say "off": without `kl_coeff` there is no KL term and no reference model.
 
-Adding a variant is a row here and its tests, or `register_variant` from outside (docs/own_variant.md).
+Adding a variant is a row here and its tests, or `register_variant` from outside (docs/python.md).
 """
 
 import functools

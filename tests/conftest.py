@@ -72,12 +72,6 @@ def every_other_grader() -> EveryOtherGrader:
     return EveryOtherGrader()
 
 
-@pytest.fixture
-def own_cache() -> Path:
-    """The cache folder of the tests."""
-    return Path(os.environ[CACHE])
-
-
 def _write_policy(folder: Path, kind: str) -> Path:
     tokenizer = Tokenizer(_byte_level_bpe(), kind)
     config = QwenConfig.from_hf(

@@ -22,8 +22,6 @@ PROBLEMS = [
     Problem(text, gold) for text, gold in (("1 + 2 + 30", "33"), ("4", "4"), ("5 + 6", "11"), ("70", "70"), ("8", "9"))
 ]
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 
 def answers_of(rows, field):
     """A field of all answers of all rows."""

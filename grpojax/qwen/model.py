@@ -86,6 +86,7 @@ class Prefix(NamedTuple):
     mask: Array  # [P, L] bool, true at tokens, false at padding
 
 
+@functools.partial(jax.jit, static_argnames="config")
 def init_params(config: QwenConfig, key: Array) -> Params:
     """Random float32 parameters (normal, 0.02; norm scales 1), to train a model from scratch."""
     embed, head, layers = jax.random.split(key, 3)
@@ -103,7 +104,7 @@ def init_params(config: QwenConfig, key: Array) -> Params:
 
 def param_shapes(config: QwenConfig) -> Params:
     """The tree of `init_params` with a ShapeDtypeStruct for each array, without computing it."""
-    return jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    return init_params.eval_shape(config, jax.random.key(0))
 
 
 def unstacked(config: QwenConfig, layers: Any) -> list[Any]:

@@ -121,7 +121,7 @@ def _read_problems(config: RunConfig) -> tuple[list[Problem], list[Problem], str
     problems, held_out = split_held_out(problems)
     if not held_out or not problems:
         raise InputError(
-            f"{source} has {total} problems, too few to hold some out of training for evaluation; give an --eval-dataset, or "
+            f"{source} has too few problems ({total}) to hold some out of training for evaluation; give an --eval-dataset, or "
             "--eval-on-checkpoint 0."
         )
     found = held_out[:count]

@@ -389,8 +389,8 @@ def register_variant(variant: Variant) -> Variant:
       The variant.
 
     Raises:
-      InputError: the name belongs to one of grpojax's variants, or the loss cannot be computed: a piece asks for an array
-        or number that does not exist, nothing reads one of the numbers, or a shape is wrong.
+      InputError: the name belongs to one of grpojax's variants, or loss or advantages cannot be computed: a piece asks for
+        an array or number that does not exist, nothing reads one of the numbers, or a shape is wrong.
     """
     if variant.name in {row.name for row in _ROWS}:
         raise InputError(f"{variant.name!r} is a variant of grpojax; choose another name for your own.")
@@ -399,7 +399,7 @@ def register_variant(variant: Variant) -> Variant:
     for key, value in variant.loss.numbers.items():
         _check_number(key, value, least=-math.inf)
     _check_numbers(variant)
-    _check_loss(variant)
+    _check_traces(variant)
     VARIANTS[variant.name] = variant
     return variant
 
@@ -544,17 +544,27 @@ def _check_numbers(variant: Variant, given: Mapping[str, Any] = {}) -> None:
         raise InputError(_unused(variant, "overlong_cache"))
 
 
-def _check_loss(variant: Variant) -> None:
-    """Raises an InputError if the loss cannot be traced with two answers of three tokens."""
-    tokens = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    answers = jax.ShapeDtypeStruct((2,), jnp.float32)
-    try:
-        loss, _ = jax.eval_shape(policy_loss, variant.loss, tokens, tokens, tokens, answers, tokens)
-    except Exception as error:  # a user's function can raise anything
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
-        raise InputError(f"the loss of variant {variant.name!r} cannot be computed ({reason}); fix its pieces.") from error
+def _check_traces(variant: Variant) -> None:
+    """Raises an InputError if the loss of two answers of three tokens, or advantages of two groups of three, cannot be traced."""
+    floats = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    tokens = floats(2, 3)
+    loss, _ = _traced("loss", variant, policy_loss, variant.loss, tokens, tokens, tokens, floats(2), tokens)
     if loss.shape:
         raise InputError(f"the loss of variant {variant.name!r} has shape {loss.shape}; its reduction must return one number.")
+    rewards = floats(len(variant.recipe.rewards), 2, 3)
+    got = _traced("advantage", variant, functools.partial(variant_advantages, variant), rewards)
+    if got.shape != (2, 3):
+        raise InputError(
+            f"the advantage of variant {variant.name!r} has shape {got.shape} for 2 groups of 3 answers; it must return (2, 3)."
+        )
+
+
+def _traced(name: str, variant: Variant, function: Callable, *arguments: Any) -> Any:
+    try:
+        return jax.eval_shape(function, *arguments)
+    except Exception as error:  # a user's function can raise anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+        raise InputError(f"the {name} of variant {variant.name!r} cannot be computed ({reason}); fix its functions.") from error
 
 
 def _check_rewards(variant: Variant) -> None:

@@ -643,7 +643,7 @@ def test_a_file_too_small_to_hold_any_problem_out(call):
     Path("one.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
     message = error_of(call(dataset="one.jsonl", eval_on_checkpoint=1))
     assert message == (
-        "one.jsonl has 1 problems, too few to hold some out of training for evaluation; give an --eval-dataset, or "
+        "one.jsonl has too few problems (1) to hold some out of training for evaluation; give an --eval-dataset, or "
         "--eval-on-checkpoint 0."
     )
 

@@ -344,8 +344,8 @@ def vector(values, mask, whole_mask):
         ("mine", {"numbers": {"my_number": 1.0, "mask": 1.0}}, "variant 'mine' has a number named 'mask', like an array"),
         ("mine", {"objective": functools.partial(my_objective, my_number=2)}, "variant 'mine': its objective is functools.partial.*; it must be a plain function"),
         ("mine", {"objective": "clip"}, "variant 'mine': its objective is 'clip'; it must be a plain function"),
-        ("mine", {"objective": failing, "numbers": {}}, r"the loss of variant 'mine' cannot be computed \(RuntimeError: boom\); fix its pieces"),
-        ("mine", {"objective": silent, "numbers": {}}, r"the loss of variant 'mine' cannot be computed \(ValueError\); fix its pieces"),
+        ("mine", {"objective": failing, "numbers": {}}, r"the loss of variant 'mine' cannot be computed \(RuntimeError: boom\); fix its functions"),
+        ("mine", {"objective": silent, "numbers": {}}, r"the loss of variant 'mine' cannot be computed \(ValueError\); fix its functions"),
         ("mine", {"reduction": vector}, r"the loss of variant 'mine' has shape \(2,\); its reduction must return one number"),
     ],
 )  # fmt: skip
@@ -353,6 +353,34 @@ def test_variants_that_cannot_be_registered(name, changes, message):
     with pytest.raises(InputError, match=message):
         register_variant(Variant(name, dataclasses.replace(MINE.loss, **changes), MINE.recipe))
     assert "mine" not in VARIANTS
+
+
+def misspelt(scores):
+    return undefined  # noqa: F821
+
+
+def one_for_each_group(rewards):
+    return rewards.mean(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "message"),
+    [
+        (misspelt, r"the advantage of variant 'mine' cannot be computed \(NameError: name 'undefined' is not defined\); fix its functions\."),
+        (one_for_each_group, r"the advantage of variant 'mine' has shape \(2,\) for 2 groups of 3 answers; it must return \(2, 3\)\."),
+    ],
+)  # fmt: skip
+def test_advantages_that_cannot_be_registered(advantage, message):
+    with pytest.raises(InputError, match=message):
+        register_variant(dataclasses.replace(MINE, recipe=dataclasses.replace(MINE.recipe, advantage=advantage)))
+    assert "mine" not in VARIANTS
+
+
+def test_a_loss_that_is_not_registered_names_what_its_piece_lacks():
+    loss = dataclasses.replace(MINE.loss, objective=lacking)
+    ones = np.ones((2, 2), np.float32)
+    with pytest.raises(ValueError, match=r"the loss piece lacking takes 'no_such_array', which is neither one of the loss's numbers nor"):
+        policy_loss(loss, ones, ones, None, ones[0], ones)
 
 
 def test_registering_again_replaces_ones_own(registered):

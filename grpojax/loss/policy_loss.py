@@ -79,7 +79,8 @@ def policy_loss(
       safeguards over answer tokens; kl_k1 and kl_k3, token means against the reference. NaN: the loss has no such term.
 
     Raises:
-      ValueError: if shapes do not fit, or a loss with a KL term gets no ref_logps.
+      ValueError: if shapes do not fit, a loss with a KL term gets no ref_logps, or a piece takes an array or number that
+        does not exist.
     """
     loss: Loss = variant if isinstance(variant, Loss) else variant.loss
     for name, array in (("old_logps", old_logps), ("mask", mask)):
@@ -164,7 +165,14 @@ def _fit(values: Array, like: Array, mask: Array | None = None) -> Array:
 
 def call(piece: Callable, given: Mapping[str, Any], *arrays: Array) -> Any:
     """Calls a piece with its first arrays, and with `given[name]` for each of its other parameters."""
-    return piece(*arrays, **{name: given[name] for name in parameters(piece)[len(arrays) :]})
+    names = parameters(piece)[len(arrays) :]
+    for name in names:
+        if name not in given:
+            raise ValueError(
+                f"the loss piece {piece.__name__} takes {name!r}, which is neither one of the loss's numbers nor an array "
+                f"({', '.join(ARRAYS)})."
+            )
+    return piece(*arrays, **{name: given[name] for name in names})
 
 
 def parameters(piece: Callable) -> list[str]:

@@ -121,6 +121,8 @@ def _update_epochs(
             metrics = {name: float(np.mean([values[name] for values in each])) for name in each[0]} | gap
     except BaseException as error:
         good = backup or (None if updates else (params, opt_state))  # an update that is not finite changes nothing
+        if good and any(array.is_deleted() for array in jax.tree.leaves(good)):  # interrupted inside the update that took them
+            good = None
         error.state = good and dataclasses.replace(state, params=good[0], opt_state=good[1])
         raise
     return params, opt_state, metrics

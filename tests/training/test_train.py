@@ -419,6 +419,18 @@ def test_a_failure_in_the_middle_of_a_step_keeps_the_state_before_it(steps_of, s
     assert_same_arrays((kept.params, kept.opt_state), before)
 
 
+def test_an_interrupt_inside_the_update_that_took_the_weights_leaves_no_state(steps_of, monkeypatch):
+    def interrupted(config, optimizer, params, *rest):
+        for array in jax.tree.leaves(params):
+            array.delete()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "update_in_place", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        next(steps_of(make_config(inner_epochs=1)))
+    assert caught.value.state is None
+
+
 def test_a_state_too_large_to_copy_is_none(steps_of, second_update_fails, monkeypatch):
     monkeypatch.setattr(module, "BACKUP_BYTES", 0)
     second_update_fails(None)

@@ -245,7 +245,9 @@ def test_chunked_scores_of_low_precision_states_are_float32():
             r"logits has shape \(2, 3, 5\), expected \(2, 4, any\)",
         ),
         (
-            lambda: token_logps(np.zeros((2, 3, 5), np.float32), np.zeros((2, 3), np.int32), keep=np.ones((2, 3, 5), bool)),
+            lambda: token_logps(
+                np.zeros((2, 3, 5), np.float32), np.zeros((2, 3), np.int32), keep=np.ones((2, 3, 5), bool)
+            ),
             r"keep has shape \(2, 3, 5\), expected \(2, 2, 5\)",
         ),
         (
@@ -253,7 +255,9 @@ def test_chunked_scores_of_low_precision_states_are_float32():
             r"prompt_lens has shape \(2, 1\), expected \(2\)",
         ),
         (
-            lambda: chunked_logps(np.zeros((2, 3, 4), np.float32), np.zeros((5, 4), np.float32), np.zeros((2, 4), np.int32)),
+            lambda: chunked_logps(
+                np.zeros((2, 3, 4), np.float32), np.zeros((5, 4), np.float32), np.zeros((2, 4), np.int32)
+            ),
             r"targets has shape \(2, 4\), expected \(2, 3\)",
         ),
     ],

@@ -5,7 +5,6 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from grpojax.config import RunConfig
@@ -72,9 +71,9 @@ def chain(successors, stop_ids, size=None):
     head = np.zeros((vocab, vocab), np.float32)
     head[successors, np.arange(vocab)] = 50.0
     params = {
-        "embed": {"embedding": jnp.eye(vocab)},
-        "head": {"weight": jnp.asarray(head)},
+        "embed": {"embedding": np.eye(vocab, dtype=np.float32)},
+        "head": {"weight": head},
         "layers": [],
-        "norm": {"scale": jnp.ones(vocab)},
+        "norm": {"scale": np.ones(vocab, np.float32)},
     }
     return Policy(config, params, tokenizer(stop_ids, size or vocab))

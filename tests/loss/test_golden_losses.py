@@ -122,7 +122,7 @@ def step(policies, batch, kept_batch):
             )
             # After one step Adam's first moment is 0.1 of the gradient, cut to norm 1 where it is longer.
             scale = 10 * max(1.0, float(metrics["grad_norm"]))
-            gradients = jax.tree.map(lambda moment: moment * scale, state[1].mu)
+            gradients = jax.tree.map(lambda moment: np.asarray(moment) * scale, state[1].mu)
             done[case, micro_batch] = Step(
                 jax.tree.map(float, metrics),
                 advantages.reshape(-1),
@@ -201,7 +201,7 @@ def logits(policies):
     tokens = np.zeros((len(ANSWERS), len(PROMPT) + max(map(len, ANSWERS))), np.int32)
     for row, ids in zip(tokens, ANSWERS, strict=True):
         row[: len(PROMPT) + len(ids)] = PROMPT + ids
-    return tokens, {name: policy.apply(policy.params, tokens) for name, policy in policies.items()}
+    return tokens, {name: np.asarray(policy.apply(policy.params, tokens)) for name, policy in policies.items()}
 
 
 @pytest.mark.parametrize(("name", "case"), [("policy", "tracking"), ("old", "clipped_eps10")])

@@ -24,10 +24,10 @@ OPTIMIZER = run_optimizer(RunConfig(model="tiny").resolved())
 def random_state(policy, step, dtype="float32") -> TrainState:
     """Random weights and moments; the optimizer has counted 7 updates."""
     random = np.random.default_rng(step)
-    params = jax.tree.map(lambda p: jax.numpy.asarray(random.normal(size=p.shape), dtype), policy.params)
-    empty = OPTIMIZER.init(jax.tree.map(lambda p: p.astype("float32"), params))
-    fill = lambda x: jax.numpy.asarray(random.normal(size=x.shape) if x.ndim else 7, x.dtype)
-    return TrainState(step, params, jax.tree.map(fill, empty))
+    params = jax.tree.map(lambda p: random.normal(size=p.shape).astype(jax.numpy.dtype(dtype)), policy.params)
+    empty = jax.eval_shape(OPTIMIZER.init, jax.tree.map(lambda p: p.astype("float32"), params))
+    fill = lambda x: np.asarray(random.normal(size=x.shape) if x.ndim else 7, x.dtype)
+    return TrainState(step, *jax.device_put((params, jax.tree.map(fill, empty))))
 
 
 def assert_same(first, second):

@@ -145,7 +145,7 @@ def test_batched_answers_equal_those_to_single_problems(tiny_policy, monkeypatch
 
 
 def test_the_given_weights_are_used_instead_of_the_policys(tiny_policy):
-    other = jax.tree.map(lambda p: p[::-1], tiny_policy.params)
+    other = jax.tree.map(lambda p: np.asarray(p)[::-1], tiny_policy.params)
     own = answers_of(run(tiny_policy).rows, "text")
     given = evaluate(tiny_policy, other, PROBLEMS, dataset="sums", step=0, max_new_tokens=8, template=TEMPLATE)
     assert answers_of(given.rows, "text") != own

@@ -3,19 +3,22 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes import TINY, chain, tokenizer
 
 from grpojax.errors import InputError
-from grpojax.loss.logprobs import token_entropy, token_logps
+from grpojax.loss import logprobs
 from grpojax.qwen import model
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.weights import Policy
 from grpojax.training import rollout
 from grpojax.training.rollout import BUCKETS, bucket, generate, make_rollouts, pad_prompts
 from grpojax.training.sampling import GREEDY, make_sampler
+
+# Compiled as a whole; eagerly, each operation would be compiled separately.
+token_entropy = jax.jit(logprobs.token_entropy)
+token_logps = jax.jit(logprobs.token_logps)
 
 PROMPTS = [[5, 9, 14, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 
@@ -65,7 +68,7 @@ def test_recorded_log_probs_and_entropies_are_those_of_a_full_pass(tiny, drawn):
     """At temperature 1 over the whole vocabulary, though drawn at 0.8 with top-p."""
     owners = [prompt for prompt in PROMPTS[:2] for _ in range(3)]
     tokens, logits = full_logits(tiny, [prompt + drawn.answer_ids(row) for row, prompt in enumerate(owners)])
-    logps, entropies = token_logps(logits, tokens), token_entropy(logits[:, :-1])
+    logps, entropies = (np.asarray(x) for x in (token_logps(logits, tokens), token_entropy(logits[:, :-1])))
     for row, prompt in enumerate(owners):
         length = drawn.answer_lens[row]
         answer = slice(len(prompt) - 1, len(prompt) - 1 + length)
@@ -169,7 +172,7 @@ def test_answers_of_a_chain_are_drawn_from_its_distribution():
     """A coin: 0 with 3/4, 1 with 1/4, at every place. 2,000 answers of 4: 8000 draws, ones 2000 +- 4 * 38.7."""
     policy = chain([0, 0], stop_ids=())
     # the hidden state is one-hot times sqrt(2), so that its mean square is 1
-    head = jnp.array([[1.0, 1.0], [0.0, 0.0]]) * np.log(3) / np.sqrt(2)
+    head = np.float32([[1.0, 1.0], [0.0, 0.0]]) * np.float32(np.log(3) / np.sqrt(2))
     params = policy.params | {"head": {"weight": head}}
     got = make_rollouts(policy, params, [[0]], jax.random.key(3), make_sampler(1.0), 2000, 4)
     np.testing.assert_allclose(np.exp(got.logps), np.where(got.answers == 0, 0.75, 0.25), rtol=1e-4)
@@ -183,8 +186,8 @@ def test_new_numbers_and_lengths_do_not_compile_again():
     policy = chain([1, 2, 3, 0], stop_ids=(3,))
 
     def run(prompt, temperature, top_p, scale=1.0, seed=0):
-        params = jax.tree.map(lambda x: x * scale, policy.params)
-        make_rollouts(policy, params, [prompt], jax.random.key(seed), make_sampler(temperature, top_p), 2, 5)
+        params = jax.tree.map(lambda x: x * np.float32(scale), policy.params)
+        make_rollouts(policy, params, [prompt] * 2, jax.random.key(seed), make_sampler(temperature, top_p), 2, 3)
 
     run([0], 0.8, 0.9)
     before = generate._cache_size()
@@ -246,14 +249,14 @@ def test_bfloat16_has_every_product_it_needs(prompts, size, tied):
     """XLA's CPU backend lacks some bfloat16 products; whatever the number of rows, log-probs come near float32's."""
     config = dataclasses.replace(TINY, tie_word_embeddings=tied, compute_dtype="bfloat16")
     rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.2, jnp.float32), param_shapes(config))
+    params = jax.tree.map(lambda a: (rng.normal(size=a.shape) * 0.2).astype(np.float32), param_shapes(config))
     half = Policy(config, params, tokenizer(stop_ids=(), size=20))
     drawn = make_rollouts(half, params, PROMPTS[:prompts], jax.random.key(1), make_sampler(1.0), size, 3)
     exact = Policy(dataclasses.replace(config, compute_dtype="float32"), params)
     for row, answer in list(enumerate(drawn.answers))[:: max(1, size // 2)]:
         prompt = PROMPTS[row // size]
         tokens = np.array([[*prompt, *answer]])
-        want = token_logps(exact.apply(params, tokens), tokens)[0, len(prompt) - 1 :]
+        want = np.asarray(token_logps(exact.apply(params, tokens), tokens))[0, len(prompt) - 1 :]
         np.testing.assert_allclose(drawn.logps[row], want, atol=0.1)
 
 

@@ -7,15 +7,25 @@ import pytest
 
 from grpojax.errors import InputError
 from grpojax.training import sampling
-from grpojax.training.sampling import GREEDY, Sampler, keep_likely, make_sampler
+from grpojax.training.sampling import GREEDY, Sampler, make_sampler
 
 
+# Compiled as a whole; eagerly, each operation would be compiled separately.
+@jax.jit
 def sample(logits, keys, sampler):
     """The tokens alone."""
     return sampling.sample(logits, keys, sampler)[0]
 
 
-kept_by = jax.jit(lambda logits, top_p: jnp.isfinite(keep_likely(logits, top_p, None)))
+keep_likely = jax.jit(sampling.keep_likely, static_argnums=2)
+index_of = jax.jit(sampling._index_of)
+draw_many = jax.jit(jax.vmap(sampling.draw, (0, None)))
+keys_of = jax.jit(lambda seed, count: jax.random.split(jax.random.key(seed), count), static_argnums=1)
+
+
+def kept_by(logits, top_p, top_k=None):
+    """[B, V] bool: the ids that are left."""
+    return np.isfinite(keep_likely(logits, top_p, top_k))
 
 
 def nucleus(logits, top_p):
@@ -61,7 +71,7 @@ def test_top_p_equals_a_sort(kind):
 def test_top_p_by_hand(probs, top_p, kept):
     with np.errstate(divide="ignore"):
         logits = np.log(np.float32([probs]))
-    assert np.asarray(kept_by(logits, top_p)).astype(int).tolist() == [kept]
+    assert kept_by(logits, top_p).astype(int).tolist() == [kept]
 
 
 def test_top_p_near_its_ends():
@@ -71,14 +81,14 @@ def test_top_p_near_its_ends():
         np.testing.assert_array_equal(kept_by(logits, tiny), best)
     flat = random_logits("flat")  # every id holds more than 1e-2 of the mass
     for nearly_all in (0.9999, 0.9999999):
-        assert np.asarray(kept_by(flat, nearly_all)).all()
-    assert np.asarray(kept_by(np.float32([[200.0, 0.0, 0.0]]), 0.9999999)).tolist() == [[True, False, False]]
+        assert kept_by(flat, nearly_all).all()
+    assert kept_by(np.float32([[200.0, 0.0, 0.0]]), 0.9999999).tolist() == [[True, False, False]]
 
 
 def test_top_p_of_a_whole_vocabulary():
     """151,936 ids: float32 sums are off by 1e-6, so the set is the smallest one up to ids worth 1e-5."""
     logits = (np.random.default_rng(3).normal(size=(1, 151_936)) * 2).astype(np.float32)
-    kept = np.asarray(kept_by(logits, 0.9))[0]
+    kept = kept_by(logits, 0.9)[0]
     probs = np.exp(logits[0].astype(np.float64))
     probs /= probs.sum()
     assert probs[kept].min() > probs[~kept].max()
@@ -96,26 +106,22 @@ def test_kept_logits_are_not_changed():
 def test_top_k():
     logits = np.float32([[1.0, 4.0, 2.0, 3.0]])
     for k, kept in ((1, [0, 1, 0, 0]), (2, [0, 1, 0, 1]), (3, [0, 1, 1, 1]), (4, [1, 1, 1, 1]), (9, [1, 1, 1, 1])):
-        assert np.isfinite(keep_likely(logits, None, k)).astype(int).tolist() == [kept], k
+        assert kept_by(logits, None, k).astype(int).tolist() == [kept], k
     tied = np.float32([[1.0, 2.0, 2.0, 0.0]])
-    assert np.isfinite(keep_likely(tied, None, 1)).tolist() == [[False, True, True, False]]
+    assert kept_by(tied, None, 1).tolist() == [[False, True, True, False]]
 
 
 def test_top_p_takes_its_share_of_the_top_k():
     # of (0.4, 0.3, 0.2, 0.1) the top 3 are 0.444, 0.333, 0.222 of each other: two hold 0.777, of the whole only 0.7
     logits = np.log(np.float32([[0.4, 0.3, 0.2, 0.1]]))
-    assert np.isfinite(keep_likely(logits, 0.75, 3)).tolist() == [[True, True, False, False]]
-    assert np.isfinite(keep_likely(logits, 0.75, None)).tolist() == [[True, True, True, False]]
-
-
-def keys_of(seed, count):
-    return jax.random.split(jax.random.key(seed), count)
+    assert kept_by(logits, 0.75, 3).tolist() == [[True, True, False, False]]
+    assert kept_by(logits, 0.75).tolist() == [[True, True, True, False]]
 
 
 def frequencies(probs, sampler, draws=20_000):
     """How often each id came in independent draws from one distribution."""
-    logits = jnp.broadcast_to(jnp.log(jnp.array([probs], jnp.float32)), (draws, len(probs)))
-    return np.bincount(np.asarray(sample(logits, keys_of(11, draws), sampler)), minlength=len(probs))
+    logits = np.broadcast_to(np.log(np.float32([probs])), (draws, len(probs)))
+    return np.bincount(sample(logits, keys_of(11, draws), sampler), minlength=len(probs))
 
 
 # The 0.999 quantile of chi-square; the seed is fixed, so the test passes always or never.
@@ -166,8 +172,10 @@ def test_rows_draw_alone():
 
 
 def test_impossible_ids_are_never_drawn():
-    logits = jnp.broadcast_to(jnp.array([[0.0, -jnp.inf, 0.0]]), (500, 3))
-    assert set(np.asarray(sample(logits, keys_of(2, 500), make_sampler(3.0, 0.99))).tolist()) == {0, 2}
+    logits = np.broadcast_to(np.float32([[0.0, -np.inf, 0.0]]), (500, 3))
+    sampler = make_sampler(3.0, 0.99)
+    assert set(sample(logits, keys_of(2, 500), sampler).tolist()) == {0, 2}
+    assert set(sampling.sample(logits, keys_of(3, 500), sampler)[0].tolist()) == {0, 2}  # not compiled as a whole
 
 
 def test_make_sampler_says_off_in_one_way():
@@ -183,7 +191,7 @@ def test_numbers_of_a_sampler_are_data():
     @jax.jit
     def drawn(sampler):
         traces.append(None)
-        return sample(jnp.zeros((2, 5)), keys_of(0, 2), sampler)
+        return sampling.sample(jnp.zeros((2, 5)), keys_of(0, 2), sampler)
 
     drawn(make_sampler(0.8, 0.9)), drawn(make_sampler(1.3, 0.2))
     assert len(traces) == 1
@@ -211,9 +219,8 @@ def test_numbers_out_of_range_are_refused(arguments, message):
 
 def test_draw_takes_each_index_by_its_weight():
     """Five weights in blocks of three, of which (0, 0) and 1/4, 1/2, 1/4; the last block is padded."""
-    weights = jnp.array([0.0, 1.0, 0.0, 2.0, 1.0])
-    drawn = np.asarray(jax.vmap(sampling.draw, (0, None))(keys_of(3, 20_000), weights))
-    counts = np.bincount(drawn, minlength=5) / 20_000
+    weights = np.float32([0.0, 1.0, 0.0, 2.0, 1.0])
+    counts = np.bincount(draw_many(keys_of(3, 20_000), weights), minlength=5) / 20_000
     assert counts[0] == counts[2] == 0
     np.testing.assert_allclose(counts[[1, 3, 4]], [0.25, 0.5, 0.25], atol=4 * (0.25 / 20_000) ** 0.5)
 
@@ -222,8 +229,9 @@ def test_draw_takes_each_index_by_its_weight():
 def test_draw_never_leaves_the_positive_weights(size):
     """One positive weight, at either end or in the middle, and a uniform number as near 1 as there is."""
     for place in {0, size // 2, size - 1}:
-        weights = jnp.zeros(size).at[place].set(1e-30)
-        assert jax.vmap(jax.jit(sampling.draw), (0, None))(keys_of(4, 8), weights).tolist() == [place] * 8
-    almost = jnp.float32(1 - 2**-24)
-    assert sampling._index_of(almost, jnp.array([0.3, 0.7, 0.0])) == 1
-    assert sampling._index_of(jnp.float32(0.0), jnp.array([0.0, 0.3, 0.7])) == 1
+        weights = np.zeros(size, np.float32)
+        weights[place] = 1e-30
+        assert draw_many(keys_of(4, 8), weights).tolist() == [place] * 8
+    almost = np.float32(1 - 2**-24)
+    assert index_of(almost, np.float32([0.3, 0.7, 0.0])) == 1
+    assert index_of(np.float32(0.0), np.float32([0.0, 0.3, 0.7])) == 1

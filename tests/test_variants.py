@@ -376,13 +376,6 @@ def test_advantages_that_cannot_be_registered(advantage, message):
     assert "mine" not in VARIANTS
 
 
-def test_a_loss_that_is_not_registered_names_what_its_piece_lacks():
-    loss = dataclasses.replace(MINE.loss, objective=lacking)
-    ones = np.ones((2, 2), np.float32)
-    with pytest.raises(ValueError, match=r"the loss piece lacking takes 'no_such_array', which is neither one of the loss's numbers nor"):
-        policy_loss(loss, ones, ones, None, ones[0], ones)
-
-
 def test_registering_again_replaces_ones_own(registered):
     other = dataclasses.replace(MINE, recipe=Recipe(summary="another"))
     assert register_variant(other) is VARIANTS["mine"] is other

@@ -372,7 +372,8 @@ def test_a_parameter_with_a_default_is_an_error():
 
 def test_an_array_or_number_that_does_not_exist_is_an_error():
     loss = Loss(objectives.token_ratio, lambda ratio, advantages, rewards: (ratio, ratio > 0), token_mean)
-    with pytest.raises(KeyError, match="rewards"):
+    message = "takes 'rewards', which is neither one of the loss's numbers nor an array"
+    with pytest.raises(ValueError, match=message):
         policy_loss(loss, NEW, OLD, None, ADVANTAGES, MASK)
 
 

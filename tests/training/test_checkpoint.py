@@ -1,6 +1,5 @@
 """Checkpoints: complete or absent, exact to the bit, and loadable as a model."""
 
-import gc
 import os
 import shutil
 from pathlib import Path
@@ -198,13 +197,6 @@ def cut(folder):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def unfinished_reads():
-    """Orbax leaves unfinished reads, which warn when they are collected: in the last test of this file, not in a later one."""
-    yield
-    gc.collect()
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -223,7 +215,6 @@ def unfinished_reads():
         (lambda step: largest(step / "optimizer").unlink(), r"the optimizer state in .*10 is damaged"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_or_missing_file_is_an_input_error(damage, message, copied, tiny_policy):
     damage(copied / "10")
     with pytest.raises(InputError, match=message) as caught:

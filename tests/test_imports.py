@@ -57,11 +57,11 @@ def in_package(package: str) -> list[Path]:
     ("package", "allowed"),
     [
         ("loss", ("precision",)),
-        ("qwen", ("precision",)),
+        ("qwen", ("precision", "device")),
         ("grading", ()),
         ("tasks", ("grading", "plugins")),
         ("reporting", ("records",)),
-        ("training", ("loss", "qwen", "grading", "tasks", "precision", "records", "variants", "config")),
+        ("training", ("loss", "qwen", "grading", "tasks", "precision", "device", "records", "variants", "config")),
     ],
 )
 def test_packages_import_only_from_those_above_them(package, allowed):
@@ -76,6 +76,7 @@ def test_modules_outside_the_packages():
         "errors": set(),
         "records": set(),
         "precision": set(),
+        "device": set(),
         "files": {"errors"},
         "plugins": {"errors"},
         "settings": {"errors"},

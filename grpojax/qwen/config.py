@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from grpojax.device import Device
 from grpojax.errors import InputError
 
 SUPPORTED = ("qwen3", "qwen2")
@@ -29,6 +30,7 @@ class QwenConfig:
     output_bias: bool  # Qwen3 with attention_bias
     eos_token_ids: tuple[int, ...]
     compute_dtype: str = "float32"  # of matrix products and activations; norms, RoPE and logits are always float32
+    device: Device = Device()  # that programs are compiled for
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any], compute_dtype: str = "float32") -> "QwenConfig":

@@ -13,7 +13,7 @@ Positions and masks are arguments: the model never infers padding from a token i
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -21,70 +21,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from grpojax.device import Device
 from grpojax.precision import Float32Grad, embed, linear, unwrap
+from grpojax.qwen.attention import Cache, Prefix, RowCache, attend, cache_type
 from grpojax.qwen.config import QwenConfig
 
 Params = dict[str, Any]
-
-BLOCK_SIZE, MAX_BLOCKS = 128, 4
-"""A cache for decoding has blocks of at least so many positions, and at most so many blocks."""
-
-COMPILER_OPTIONS = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
-"""For programs that loop over stacked layers. XLA's CPU backend converts bfloat16 to float32 before it slices it. If it could
-move code that does not change out of the loop over layers, it would convert all layers at once."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KVCache:
-    """Keys and values of earlier tokens, in blocks of consecutive positions, in the compute dtype.
-
-    B sequences, K key heads of size h, L positions of a block. A cache of stacked layers has the n layers as its first axis
-    and is [n, ...]; beside unstacked layers there is a list of n caches. A decode step reads all keys for few queries;
-    in this layout it reads them in order. A block that no row attends to is not read.
-    """
-
-    keys: tuple[Array, ...]  # of each block: [B, K, h, L]
-    values: tuple[Array, ...]  # of each block: [B, K, L, h]
-
-    @classmethod
-    def empty(cls, config: QwenConfig, batch: int, length: int, one_block: bool = False) -> "KVCache":
-        """A cache of zeros for `length` positions of each of `batch` sequences, with stacked layers."""
-        shape, dtype = (config.num_layers, batch, config.num_kv_heads), config.compute_dtype
-        size = length if one_block else max(BLOCK_SIZE, -(-length // MAX_BLOCKS))
-        sizes = [min(size, length - start) for start in range(0, length, size)]
-        return cls(
-            tuple(jnp.zeros((*shape, config.head_dim, n), dtype) for n in sizes),
-            tuple(jnp.zeros((*shape, n, config.head_dim), dtype) for n in sizes),
-        )
-
-    def update(self, k: Array, v: Array, index: Array | int) -> "KVCache":
-        """The cache of one layer with new tokens written to positions [index, index + T).
-
-        Args:
-          k: [B, K, h, T]; v: [B, K, T, h].
-          index: a number, or [B] positions, one for each sequence. With several blocks or [B] positions T is 1.
-        """
-        if len(self.keys) == 1 and not jnp.ndim(index):
-            write = lambda held, new, axis: jax.lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), index, axis)
-            return KVCache((write(self.keys[0], k, 3),), (write(self.values[0], v, 2),))
-        keys, values, start = [], [], 0
-        rows = jnp.arange(len(k)) if jnp.ndim(index) else slice(None)
-        for block_keys, block_values in zip(self.keys, self.values, strict=True):
-            size = block_values.shape[2]
-            at = jnp.where((start <= index) & (index < start + size), index - start, size)  # past the end: not written
-            keys.append(block_keys.at[rows, :, :, at].set(k[..., 0].astype(block_keys.dtype), mode="drop"))
-            values.append(block_values.at[rows, :, at].set(v[:, :, 0].astype(block_values.dtype), mode="drop"))
-            start += size
-        return KVCache(tuple(keys), tuple(values))
-
-
-class Prefix(NamedTuple):
-    """Keys and values of P prefixes, shared by the B sequences that continue them: row b continues prefix b // (B / P)."""
-
-    cache: KVCache | list[KVCache]  # P rows, one block
-    mask: Array  # [P, L] bool, true at tokens, false at padding
-
 
 @functools.partial(jax.jit, static_argnames="config")
 def init_params(config: QwenConfig, key: Array) -> Params:
@@ -93,7 +35,7 @@ def init_params(config: QwenConfig, key: Array) -> Params:
     table = lambda key: 0.02 * jax.random.normal(key, (config.vocab_size, config.hidden_size))
     position, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 1), bool)
     x, rope = jnp.zeros((1, 1, config.hidden_size)), _rope_angles(position, config.head_dim, config.rope_theta)
-    layer = lambda key: _Layer(config).init(key, x, rope, mask, None, 0, None)["params"]
+    layer = lambda key: _Layer(dataclasses.replace(config, device=Device())).init(key, x, rope, mask, None, 0, None)["params"]
     params = {
         "embed": {"embedding": table(embed)},
         "layers": jax.vmap(layer)(jax.random.split(layers, config.num_layers)),
@@ -107,15 +49,47 @@ def param_shapes(config: QwenConfig) -> Params:
     return init_params.eval_shape(config, jax.random.key(0))
 
 
+@functools.cache
+def param_bytes(config: QwenConfig) -> int:
+    """The size of the parameters in float32."""
+    return 4 * sum(leaf.size for leaf in jax.tree.leaves(param_shapes(config)))
+
+
 def unstacked(config: QwenConfig, layers: Any) -> list[Any]:
     """Parameters or a cache with stacked layers, [n, ...], as a list of n layers."""
     return [jax.tree.map(lambda x: x[i], layers) for i in range(config.num_layers)]
 
 
+def compute_params(config: QwenConfig, params: Params) -> Params:
+    """The parameters with their matrices in the compute dtype."""
+    cast = lambda path, x: x.astype(config.compute_dtype) if path[-1].key in ("weight", "embedding") else x
+    return jax.tree.map_with_path(cast, params)
+
+
 def decoding_params(config: QwenConfig, params: Params) -> Params:
     """The parameters for a decode loop: layers unstacked, and matrices in the compute dtype."""
-    cast = lambda x: x.astype(config.compute_dtype) if x.ndim == 2 else x
-    return jax.tree.map(cast, params | {"layers": unstacked(config, params["layers"])})
+    params = compute_params(config, params)
+    return params | {"layers": unstacked(config, params["layers"])}
+
+
+def answer_caches(
+    config: QwenConfig, prompts: Cache, mask: Array, lengths: Array, share: int, max_new_tokens: int
+) -> tuple[list[Cache], Prefix | None, Array | int]:
+    """Caches by layer in which `share` answers to each of P prompts are decoded.
+
+    Args:
+      prompts: their keys and values, with stacked layers; mask: [P, Tp], true at their tokens; lengths: [P].
+
+    Returns:
+      The caches, the prefix that the answers share (None: the caches hold it), and the position of an answer's first token
+      in its cache, [B] or one number.
+    """
+    if cache_type(config) is RowCache:
+        room = ((0, 0), (0, 0), (0, max_new_tokens), (0, 0), (0, 0))
+        caches = jax.tree.map(lambda x: jnp.pad(jnp.repeat(x, share, axis=1), room), prompts)
+        return unstacked(config, caches), None, jnp.repeat(lengths, share)
+    empty = cache_type(config).empty(config, len(lengths) * share, max_new_tokens)
+    return unstacked(config, empty), Prefix(unstacked(config, prompts), mask), 0
 
 
 def hidden_states(
@@ -123,19 +97,20 @@ def hidden_states(
     params: Params,
     tokens: Array,
     positions: Array,
-    mask: Array,
-    cache: KVCache | list[KVCache] | None = None,
+    mask: Array | None = None,
+    cache: Cache | list[Cache] | None = None,
     cache_index: Array | int = 0,
     prefix: Prefix | None = None,
     remat: bool = False,
-) -> tuple[Array, KVCache | list[KVCache]]:
+) -> tuple[Array, Cache | list[Cache]]:
     """Runs the layers, up to and including the last norm.
 
     Args:
       params: with layers stacked, or as a list; then the caches are lists too.
       tokens: [B, T] int32.
       positions: [B, T] int32, each token's position in its sequence (for RoPE).
-      mask: [B, T, L] bool, true where token t attends to key l. Without a cache the keys are those of the tokens.
+      mask: [B, T, L] bool, true where token t attends to key l. Without a cache the keys are those of the tokens. None:
+        causal, without a cache. On a GPU, cached tokens come one at a time, and attend to the first keys of their row.
       cache: keys and values of earlier tokens; those of `tokens` are written at `cache_index`, see `KVCache.update`.
       prefix: what the sequences begin with, computed before; every token attends to all of its prefix.
       remat: for the backward pass, keep only the input of each layer, not the results of its matrix products. Everything
@@ -146,6 +121,8 @@ def hidden_states(
     """
     layers, x = params["layers"], embed(params["embed"]["embedding"], tokens).astype(config.compute_dtype)
     rope = _rope_angles(positions, config.head_dim, config.rope_theta)
+    if mask is None and not config.device.accelerated:
+        mask = causal_inputs(tokens)[1]  # once, not in every layer
 
     def run(x, layer):
         layer_params, layer_cache, layer_prefix = layer
@@ -213,9 +190,8 @@ class _Attention(nn.Module):
         v = _Linear(c, c.num_kv_heads * c.head_dim, c.qkv_bias, name="v")(x).reshape(batch, length, c.num_kv_heads, -1)
         if c.qk_norm:  # over each head, before RoPE
             q, k = _RMSNorm(c, name="q_norm")(q), _RMSNorm(c, name="k_norm")(k)
-        q, k, v = _rotate(q, rope), _rotate(k, rope).transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
-        cache = KVCache((k,), (v,)) if cache is None else cache.update(k, v, cache_index)
-        out = _attention(q, cache, mask, prefix).reshape(batch, length, -1).astype(c.compute_dtype)
+        out, cache = attend(c, _rotate(q, rope), _rotate(k, rope), v, mask, cache, cache_index, prefix)
+        out = out.reshape(batch, length, -1).astype(c.compute_dtype)
         return _Linear(c, c.hidden_size, c.output_bias, name="o")(out), cache
 
 
@@ -277,55 +253,3 @@ def _rotate(x: Array, rope: tuple[Array, Array]) -> Array:
     # Without a concatenation, which XLA's CPU backend does element by element.
     rotated = halves * cos + halves[..., ::-1, :] * sin
     return rotated.reshape(x.shape).astype(x.dtype)
-
-
-def _attention(q: Array, cache: KVCache, mask: Array, prefix: Prefix | None) -> Array:
-    """Attention of [B, T, H, h] queries over the blocks of a cache and over their prefix, as one softmax: [B, T, H, h] float32.
-
-    H / K queries share a key head. The first block is always read, another one only if some token attends to it. All rows
-    that share a prefix are multiplied with its keys in one product.
-    """
-    parts, start = [], 0
-    for k, v in zip(cache.keys, cache.values, strict=True):
-        block = (k, v, mask[:, None, :, start : start + v.shape[2]])
-        if start == 0:
-            parts.append(_partial_attention(q, *block))
-            skipped = jax.tree.map(jnp.zeros_like, parts[0])._replace(max=jnp.full_like(parts[0].max, jnp.finfo(jnp.float32).min))
-        else:
-            parts.append(jax.lax.cond(jnp.any(block[2]), _partial_attention, lambda *_: skipped, q, *block))
-        start += v.shape[2]
-    if prefix is not None:
-        parts.append(_partial_attention(q, *prefix.cache.keys, *prefix.cache.values, prefix.mask[:, None, None, :]))
-    top = functools.reduce(jnp.maximum, [part.max for part in parts])
-    factors = [jnp.exp(part.max - top) for part in parts]
-    total = sum(factor * part.sum for factor, part in zip(factors, parts, strict=True))
-    return sum(factor * part.out for factor, part in zip(factors, parts, strict=True)) / total
-
-
-class _Partial(NamedTuple):
-    """Attention of [B, T, H] queries over some of their keys, to be combined with that over the others."""
-
-    max: Array  # [B, T, H, 1], the largest score
-    sum: Array  # [B, T, H, 1], the sum of exp(score - max)
-    out: Array  # [B, T, H, h], the sum of exp(score - max) times value
-
-
-def _partial_attention(q: Array, k: Array, v: Array, mask: Array) -> _Partial:
-    """q: [B, T, H, h]; k: [P, K, h, L], v: [P, K, L, h], shared by B / P rows each; mask: broadcasts to [P, B / P, T, L]."""
-    batch, length, heads, dim = q.shape
-    prefixes, key_heads = k.shape[:2]
-    shared = q.reshape(prefixes, -1, length, key_heads, heads // key_heads, dim).transpose(0, 3, 1, 4, 2, 5)
-    scores = _matmul(shared.reshape(prefixes, key_heads, -1, dim), k) * dim**-0.5
-    scores = scores.reshape(*shared.shape[:-1], k.shape[-1])  # [P, K, B / P, H / K, T, L]
-    scores = jnp.where(mask[:, None, :, None], scores, jnp.finfo(jnp.float32).min)
-    top = jnp.max(jax.lax.stop_gradient(scores), axis=-1, keepdims=True)
-    weights = jnp.exp(scores - top)
-    out = _matmul(weights.reshape(prefixes, key_heads, -1, k.shape[-1]).astype(v.dtype), v)
-    by_row = lambda x: x.transpose(0, 2, 4, 1, 3, 5).reshape(batch, length, heads, -1)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    return _Partial(by_row(top), by_row(total), by_row(out.reshape(*shared.shape[:-1], dim)))
-
-
-def _matmul(a: Array, b: Array) -> Array:
-    """Batched a @ b in float32, with the operands in this order, which einsum might swap."""
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32)

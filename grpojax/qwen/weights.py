@@ -19,6 +19,7 @@ import safetensors
 import safetensors.numpy
 from jax import Array
 
+from grpojax.device import product_precision, this_device
 from grpojax.errors import InputError, did_you_mean
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.conversion import (
@@ -74,7 +75,8 @@ class Policy:
             if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.config.vocab_size:
                 bad = tokens.min() if tokens.min() < 0 else tokens.max()
                 raise InputError(f"token id {bad} is not in the vocabulary; use ids 0 to {self.config.vocab_size - 1}.")
-        return _forward(self.config, params, tokens)
+        with product_precision(self.config):
+            return _forward(self.config, params, tokens)
 
 
 _forward = jax.jit(forward, static_argnames="config")
@@ -116,7 +118,7 @@ def load_policy(
             )
         config = dataclasses.replace(config, eos_token_ids=tokenizer.stop_ids)
     compute_dtype = compute_dtype or str(params["embed"]["embedding"].dtype)
-    return Policy(dataclasses.replace(config, compute_dtype=compute_dtype), params, tokenizer)
+    return Policy(dataclasses.replace(config, compute_dtype=compute_dtype, device=this_device()), params, tokenizer)
 
 
 def save_policy(policy: Policy, path: str | Path) -> None:

@@ -9,7 +9,7 @@ from jax import Array
 
 from grpojax.training.rollout import Rollouts, concat_rollouts
 from grpojax.training.state import Group, Run, TrainState
-from grpojax.training.update import Batch, BatchShape, make_batch, score
+from grpojax.training.update import Batch, BatchShape, fitting_micro_batch, make_batch, score
 
 
 def shape_of(run: Run, rollouts: Rollouts) -> BatchShape:
@@ -41,7 +41,9 @@ def score_rollouts(run: Run, state: TrainState, rollouts: Rollouts) -> dict[str,
     if not weights:
         return {}
     batch = make_batch(rollouts, np.zeros(len(rollouts.answers)), shape_of(run, rollouts))
-    return {name: score(config, params, batch, numbers.get("score_temperature")) for name, params in weights.items()}
+    micro_batch = run.config.micro_batch or fitting_micro_batch(config, batch, backward=False)
+    temperature = numbers.get("score_temperature")
+    return {name: score(config, params, batch, temperature, micro_batch) for name, params in weights.items()}
 
 
 def with_old_logps(run: Run, state: TrainState, group: Group) -> Group:

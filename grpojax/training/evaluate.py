@@ -20,10 +20,8 @@ from grpojax.training.rollout import check_context
 from grpojax.training.sampling import GREEDY, Sampler
 from grpojax.training.stream import stream_answers
 
-CACHE_BYTES = 2**31
-"""Maximum size of a batch's key-value cache."""
-MAX_BATCH = 64
-"""Maximum number of sequences in a batch."""
+CACHE_BYTES, MAX_BATCH = 2**31, 64
+"""Largest key-value cache of a batch, and most sequences in it, on a device whose memory is unknown."""
 
 RULES = {"": None, "_or_last_number": "last_number"}
 """The rules of `EvalRow`: suffix of its fields -> fallback of `extract_answer`. Training rewards the first rule."""
@@ -100,7 +98,7 @@ def answer_problems(
       template: see `render_prompt`.
       thinking: see `Tokenizer.prompt_ids`.
       num_samples: answers per problem; they share one prefill of the prompt.
-      batch_size: sequences decoded together, at least num_samples; None: as many as CACHE_BYTES and MAX_BATCH allow.
+      batch_size: sequences decoded together, at least num_samples; None: as many as fit.
       done: indices of problems to skip.
 
     Yields:
@@ -135,11 +133,17 @@ def answer_problems(
 
 
 def _fitting_batch(policy: Policy, tokens: int) -> int:
-    """How many sequences of this many tokens fit into CACHE_BYTES, at most MAX_BATCH."""
+    """How many sequences of this many tokens fit into memory.
+
+    On a device of known memory a quarter of it is for their cache, and there are at most 512: with more, the products of a
+    decode step take longer than reading the weights.
+    """
     config = policy.config
     itemsize = jnp.dtype(config.compute_dtype).itemsize
     token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize  # keys and values
-    return min(MAX_BATCH, CACHE_BYTES // (token_bytes * tokens))
+    memory = config.device.memory
+    cache_bytes, most = (CACHE_BYTES, MAX_BATCH) if memory is None else (max(CACHE_BYTES, memory // 4), 512)
+    return min(most, cache_bytes // (token_bytes * tokens))
 
 
 def _grade(texts: list[list[str]], golds: list[str], grader: Grader) -> list[dict[str, list]]:

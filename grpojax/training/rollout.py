@@ -8,11 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from grpojax.device import program
 from grpojax.errors import InputError
 from grpojax.loss.logprobs import pack_keep, token_entropy
+from grpojax.qwen.attention import Cache
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import (
-    COMPILER_OPTIONS, KVCache, Params, Prefix, causal_inputs, decoding_params, head_logits, hidden_states, unstacked,
+    Params,
+    answer_caches,
+    causal_inputs,
+    decoding_params,
+    head_logits,
+    hidden_states,
 )  # fmt: skip
 from grpojax.qwen.weights import Policy
 from grpojax.training.sampling import Sampler, sample
@@ -133,11 +140,7 @@ def pad_prompts(prompt_ids: list[list[int]], width: int | None = None) -> tuple[
     return prompts, lengths
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("config", "num_rollouts", "max_new_tokens", "stop_ids", "known_ids", "keep_mask"),
-    compiler_options=COMPILER_OPTIONS,
-)
+@program(static_argnames=("config", "num_rollouts", "max_new_tokens", "stop_ids", "known_ids", "keep_mask"))
 def generate(
     config: QwenConfig,
     params: Params,
@@ -166,15 +169,17 @@ def generate(
     batch = prompts.shape[0] * num_rollouts
     last, prompt_cache = encode_prompts(config, params, prompts, prompt_lens)
     first_logits = head_logits(config, params, last)
-    prefix = Prefix(unstacked(config, prompt_cache), prompt_mask(prompts, prompt_lens))
+    cache, prefix, start = answer_caches(
+        config, prompt_cache, prompt_mask(prompts, prompt_lens), prompt_lens, num_rollouts, max_new_tokens
+    )
     share = functools.partial(jnp.repeat, repeats=num_rollouts, axis=0)
     lengths, stops = share(prompt_lens), jnp.asarray(stop_ids, jnp.int32)
     row_keys = answer_keys(key, num_rollouts) if key.ndim else answer_keys(key[None], batch)
-    cache_positions = jnp.arange(max_new_tokens)
+    cache_positions = jnp.arange(max_new_tokens + (0 if prefix else prompts.shape[1]))
 
     def draw(n, logits, drawn: _Drawn) -> _Drawn:
         """Token n of every row that has not stopped."""
-        token, keep = draw_tokens(logits, row_keys, n, sampler, known_ids)
+        token, keep = draw_tokens(logits, row_keys, n, sampler, known_ids, config.device.kind)
         scored = logits if score_temperature is None else logits / score_temperature
         scored = jnp.where(keep, scored, -jnp.inf) if keep_mask else scored
         chosen = jnp.take_along_axis(scored, token[:, None], axis=-1)[:, 0]
@@ -192,13 +197,12 @@ def generate(
     def step(carry):
         n, drawn, cache = carry  # n tokens are drawn; the last one is the input, and token n is drawn
         token = jax.lax.dynamic_index_in_dim(drawn.answers, n - 1, axis=1)
-        mask = jnp.broadcast_to(cache_positions < n, (batch, 1, max_new_tokens))
+        mask = jnp.broadcast_to((cache_positions[None] < jnp.reshape(start + n, (-1, 1)))[:, None], (batch, 1, cache_positions.size))
         positions = (lengths + n - 1)[:, None]
-        hidden, cache = hidden_states(config, params, token, positions, mask, cache, n - 1, prefix)
+        hidden, cache = hidden_states(config, params, token, positions, mask, cache, start + n - 1, prefix)
         return n + 1, draw(n, head_logits(config, params, hidden[:, 0]), drawn), cache
 
     drawn = draw(0, share(first_logits), _Drawn.empty(batch, max_new_tokens, config.vocab_size if keep_mask else None))
-    cache = unstacked(config, KVCache.empty(config, batch, max_new_tokens))
     params = decoding_params(config, params)
     _, drawn, _ = jax.lax.while_loop(
         lambda carry: (carry[0] < max_new_tokens) & ~jnp.all(carry[1].done), step, (1, drawn, cache)
@@ -232,18 +236,20 @@ def answer_keys(keys: Array, num_rollouts: int) -> Array:
     return jax.vmap(of_one, (0, None))(keys, jnp.arange(num_rollouts)).reshape(-1)
 
 
-def draw_tokens(logits: Array, row_keys: Array, n: Array, sampler: Sampler, known_ids: int) -> tuple[Array, Array]:
+def draw_tokens(
+    logits: Array, row_keys: Array, n: Array, sampler: Sampler, known_ids: int, device: str = "cpu"
+) -> tuple[Array, Array]:
     """Token n of [B] answers (one number, or one for each row), drawn with their keys; returns what `sample` returns."""
     possible = jnp.arange(logits.shape[-1])[None, :] < known_ids
     keys = jax.vmap(jax.random.fold_in)(row_keys, jnp.broadcast_to(n, row_keys.shape))
-    return sample(jnp.where(possible, logits, -jnp.inf), keys, sampler)
+    return sample(jnp.where(possible, logits, -jnp.inf), keys, sampler, device)
 
 
 def encode_prompts(
     config: QwenConfig, params: Params, prompts: Array, prompt_lens: Array, remat: bool = False
-) -> tuple[Array, KVCache]:
+) -> tuple[Array, Cache]:
     """Prefills prompts [P, Tp]: the hidden state [P, D] of each last token, which predicts the answer's first one, and the cache."""
-    hidden, cache = hidden_states(config, params, prompts, *causal_inputs(prompts), remat=remat)
+    hidden, cache = hidden_states(config, params, prompts, causal_inputs(prompts)[0], remat=remat)
     return jnp.take_along_axis(hidden, (prompt_lens - 1)[:, None, None], axis=1)[:, 0], cache
 
 

@@ -1,6 +1,7 @@
 """From logits to the next token: temperature, top-k, top-p (exact, without a sort), greedy."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -9,7 +10,11 @@ from jax import Array
 
 from grpojax.errors import InputError
 
-_ONE_AS_BITS = 0x3F800000  # float32 1.0; the bits of non-negative floats are ordered like the floats
+_PROBABILITY_BITS = 30  # of a float32 up to 1.0, 0x3F800000; the bits of non-negative floats are ordered like the floats
+
+_SEARCH = {"cpu": (1, 1), "cuda": (5, 2), "tpu": (5, 1)}
+"""Bits of the top-p threshold found in one pass over the probabilities, and the axis of the values that are tried in it. A CPU
+is limited by comparisons, of which 31 find 5 bits; a GPU or TPU by passes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +48,13 @@ def make_sampler(temperature: float, top_p: float = 1.0, top_k: int = 0) -> Samp
     return Sampler(float(temperature), None if top_p == 1 else float(top_p), top_k or None)
 
 
-def sample(logits: Array, keys: Array, sampler: Sampler) -> tuple[Array, Array]:
+def sample(logits: Array, keys: Array, sampler: Sampler, device: str = "cpu") -> tuple[Array, Array]:
     """Draws one token per row.
 
     Args:
       logits: [B, V] float32.
       keys: [B] random keys, consumed.
+      device: "cpu", "cuda" or "tpu": how the top-p set is found; the result is the same.
 
     Returns:
       [B] int32 tokens, and [B, V] bool, the ids that could be drawn (greedy: only the one that was).
@@ -56,8 +62,9 @@ def sample(logits: Array, keys: Array, sampler: Sampler) -> tuple[Array, Array]:
     if sampler.temperature is None:
         token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return token, jnp.arange(logits.shape[-1])[None, :] == token[:, None]
-    likely = keep_likely(logits / sampler.temperature, sampler.top_p, sampler.top_k)
-    weights = jnp.exp(likely - jnp.max(likely, axis=-1, keepdims=True))
+    logits = logits / sampler.temperature
+    likely = keep_likely(logits, sampler.top_p, sampler.top_k, device)
+    weights = jnp.exp(likely - jnp.max(logits, axis=-1, keepdims=True))  # the likeliest id is always kept
     return jax.vmap(draw)(keys, weights), ~jnp.isneginf(likely)
 
 
@@ -85,7 +92,7 @@ def _index_of(uniform: Array, weights: Array) -> Array:
     return jnp.minimum(index, last)
 
 
-def keep_likely(logits: Array, top_p: float | None, top_k: int | None) -> Array:
+def keep_likely(logits: Array, top_p: float | None, top_k: int | None, device: str = "cpu") -> Array:
     """Logits [B, V] with minus infinity outside the top-k and then the top-p set. Ties are kept or dropped together.
 
     The top-p set is the smallest set of most likely tokens whose probability reaches top_p; it is never empty.
@@ -96,22 +103,36 @@ def keep_likely(logits: Array, top_p: float | None, top_k: int | None) -> Array:
         smallest = jax.lax.top_k(logits, top_k)[0][:, -1:]
         logits = jnp.where(logits >= smallest, logits, -jnp.inf)
     if top_p is not None:
-        probs = jax.nn.softmax(logits, axis=-1)
-        logits = jnp.where(probs >= _nucleus_threshold(probs, top_p), logits, -jnp.inf)
+        weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        probs = weights / total
+        # A top_p near 0 keeps the most likely token, of weight 1.
+        threshold = jnp.minimum(_nucleus_threshold(probs, top_p, device), 1 / total)
+        logits = jnp.where(probs >= threshold, logits, -jnp.inf)
     return logits
 
 
-def _nucleus_threshold(probs: Array, top_p: float) -> Array:
-    """The largest probability t with sum(probs >= t) >= top_p, [B, 1]: bisection on the bits of t, exact after 30 passes."""
+def _nucleus_threshold(probs: Array, top_p: float, device: str) -> Array:
+    """The largest probability t with sum(probs >= t) >= top_p, [B, 1], exact.
 
-    def halve(_, bounds):
-        low, high = bounds  # the probability at or above `low` reaches top_p, at or above `high` it does not
-        middle = low + (high - low) // 2
-        threshold = jax.lax.bitcast_convert_type(middle, jnp.float32)
-        enough = jnp.sum(jnp.where(probs >= threshold, probs, 0.0), axis=-1, keepdims=True) >= top_p
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+    Bits of t are found from the highest down, a few in each pass over the probabilities: of all values that they could give
+    t, the largest that reaches top_p.
+    """
+    bits, axis = _SEARCH[device]
+    along = 3 - axis  # the axis of the probabilities; the other one is that of the candidates
 
-    low = jnp.zeros((probs.shape[0], 1), jnp.int32)
-    low, _ = jax.lax.fori_loop(0, 30, halve, (low, jnp.full_like(low, _ONE_AS_BITS + 1)))
-    # If rounding keeps every set below a top_p near 1, low is 0 and all stay. A top_p near 0 keeps the most likely token.
-    return jnp.minimum(jax.lax.bitcast_convert_type(low, jnp.float32), jnp.max(probs, axis=-1, keepdims=True))
+    def find(i: Array | int, low: Array) -> Array:
+        shift = _PROBABILITY_BITS - bits * (i + 1)
+        wide, shape = jnp.expand_dims(probs, axis), [len(probs), probs.shape[1], probs.shape[1]]
+        shape[axis] = 2**bits - 1
+        counts = jax.lax.broadcasted_iota(jnp.int32, tuple(shape), axis) + 1
+        candidates = jax.lax.bitcast_convert_type(low[:, :, None] + (counts << shift), jnp.float32)
+        masses = jnp.sum(jnp.where(wide >= candidates, wide, 0.0), axis=along)
+        return low + (jnp.sum(masses >= top_p, axis=1, keepdims=True, dtype=jnp.int32) << shift)
+
+    low, passes = jnp.zeros((probs.shape[0], 1), jnp.int32), _PROBABILITY_BITS // bits
+    if device == "cpu":
+        low = jax.lax.fori_loop(0, passes, find, low)
+    else:  # a turn of a loop costs more than a pass
+        low = functools.reduce(lambda low, i: find(i, low), range(passes), low)
+    return jax.lax.bitcast_convert_type(low, jnp.float32)  # 0 if rounding keeps every set below a top_p near 1: all stay

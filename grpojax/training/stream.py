@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from grpojax.device import program
+from grpojax.qwen.attention import Cache, Prefix, RowCache, cache_type
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import COMPILER_OPTIONS, KVCache, Params, Prefix, decoding_params, head_logits, hidden_states, unstacked
+from grpojax.qwen.model import Params, decoding_params, head_logits, hidden_states, unstacked
 from grpojax.qwen.weights import Policy
 from grpojax.training.rollout import answer_keys, bucket, draw_tokens, encode_prompts, pad_prompts, prompt_mask
 from grpojax.training.sampling import Sampler
@@ -26,10 +28,10 @@ PARTS = 4
 class Slots:
     """S slots, each with a prompt and its G answers: B = S * G rows."""
 
-    prompts: list[KVCache]  # keys and values of the prompts, one block, by layer
+    prompts: list[Cache]  # keys and values of the prompts, one block, by layer; empty: each answer's cache begins with them
     prefix_mask: Array  # [S, Tp] bool, true at the tokens of each prompt
     prompt_lens: Array  # [S]
-    cache: list[KVCache]  # keys and values of the answers, by layer; token n of a row is at position n
+    cache: list[Cache]  # keys and values of the answers, by layer; token n of a row is at position n, or follows its prompt
     keys: Array  # [B] random keys
     answers: Array  # [B, N] int32
     answer_lens: Array  # [B], tokens drawn so far
@@ -134,12 +136,13 @@ _decoding_params = jax.jit(decoding_params, static_argnames="config")
 @functools.partial(jax.jit, static_argnames=("config", "slots", "num_samples", "prompt_width", "max_new_tokens"))
 def _empty(config: QwenConfig, slots: int, num_samples: int, prompt_width: int, max_new_tokens: int, key: Array) -> Slots:
     """Free slots: all rows are done."""
-    rows = slots * num_samples
+    rows, kind = slots * num_samples, cache_type(config)
+    prompts = [] if kind is RowCache else unstacked(config, kind.empty(config, slots, prompt_width, one_block=True))
     return Slots(
-        prompts=unstacked(config, KVCache.empty(config, slots, prompt_width, one_block=True)),
+        prompts=prompts,
         prefix_mask=jnp.zeros((slots, prompt_width), bool),
         prompt_lens=jnp.zeros(slots, jnp.int32),
-        cache=unstacked(config, KVCache.empty(config, rows, max_new_tokens)),
+        cache=unstacked(config, kind.empty(config, rows, max_new_tokens + (0 if prompts else prompt_width))),
         keys=jnp.broadcast_to(key, (rows,)),
         answers=jnp.zeros((rows, max_new_tokens), jnp.int32),
         answer_lens=jnp.zeros(rows, jnp.int32),
@@ -148,12 +151,7 @@ def _empty(config: QwenConfig, slots: int, num_samples: int, prompt_width: int, 
     )
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("config", "num_samples", "stop_ids", "known_ids"),
-    donate_argnames="state",
-    compiler_options=COMPILER_OPTIONS,
-)
+@program(static_argnames=("config", "num_samples", "stop_ids", "known_ids"), donate_argnames="state")
 def admit(
     config: QwenConfig,
     params: Params,
@@ -170,22 +168,25 @@ def admit(
 ) -> Slots:
     """Prefills R prompts [R, Tp] into slots [R], and draws the first token of their answers. A slot out of range is skipped."""
     last, prompt_cache = encode_prompts(config, params, prompts, prompt_lens)
-    width = prompts.shape[1]
     row_keys = answer_keys(keys, num_samples)
     logits = jnp.repeat(head_logits(config, params, last), num_samples, axis=0)
-    token, _ = draw_tokens(logits, row_keys, 0, sampler, known_ids)
+    token, _ = draw_tokens(logits, row_keys, 0, sampler, known_ids, config.device.kind)
     stopped = jnp.isin(token, jnp.asarray(stop_ids, jnp.int32))
     rows = (slots[:, None] * num_samples + jnp.arange(num_samples)[None, :]).reshape(-1)
     put = lambda whole, new: whole.at[slots].set(new, mode="drop")
     put_rows = lambda whole, new: whole.at[rows].set(new, mode="drop")
 
-    def put_layer(whole: KVCache, new: KVCache) -> KVCache:
-        keys = whole.keys[0].at[slots, :, :, :width].set(new.keys[0], mode="drop")
-        return KVCache((keys,), (whole.values[0].at[slots, :, :width].set(new.values[0], mode="drop"),))
+    def put_layers(wholes: list[Cache], rows: Array, cache: Cache) -> list[Cache]:
+        return [whole.put(rows, new) for whole, new in zip(wholes, unstacked(config, cache), strict=True)]
 
+    if state.prompts:
+        caches = {"prompts": put_layers(state.prompts, slots, prompt_cache)}
+    else:
+        repeated = jax.tree.map(lambda x: jnp.repeat(x, num_samples, axis=1), prompt_cache)
+        caches = {"cache": put_layers(state.cache, rows, repeated)}
     return dataclasses.replace(
         state,
-        prompts=list(map(put_layer, state.prompts, unstacked(config, prompt_cache))),
+        **caches,
         prefix_mask=put(state.prefix_mask, prompt_mask(state.prefix_mask, prompt_lens)),
         prompt_lens=put(state.prompt_lens, prompt_lens),
         keys=put_rows(state.keys, row_keys),
@@ -196,12 +197,7 @@ def admit(
     )
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("config", "stop_ids", "known_ids"),
-    donate_argnames="state",
-    compiler_options=COMPILER_OPTIONS,
-)
+@program(static_argnames=("config", "stop_ids", "known_ids"), donate_argnames="state")
 def decode(
     config: QwenConfig,
     params: Params,
@@ -215,17 +211,19 @@ def decode(
     """Draws tokens of all rows that are not done, until all rows of `enough` slots are."""
     slots, (rows, budget) = len(state.prefix_mask), state.answers.shape
     positions, stops = jnp.arange(budget)[None, :], jnp.asarray(stop_ids, jnp.int32)
-    prefix = Prefix(state.prompts, state.prefix_mask)
     lengths = jnp.repeat(state.prompt_lens, rows // slots)
+    prefix, start, width = Prefix(state.prompts, state.prefix_mask), 0, budget
+    if not state.prompts:
+        prefix, start, width = None, lengths, budget + state.prefix_mask.shape[1]
 
     def step(carry):
         cache, answers, n, stopped, done = carry  # n tokens of each row are drawn
         token = jnp.take_along_axis(answers, jnp.maximum(n - 1, 0)[:, None], axis=1)
-        mask = (positions < n[:, None]) & ~done[:, None]
+        mask = (jnp.arange(width)[None] < (start + n)[:, None]) & ~done[:, None]
         hidden, cache = hidden_states(
-            config, params, token, (lengths + n - 1)[:, None], mask[:, None], cache, n - 1, prefix
+            config, params, token, (lengths + n - 1)[:, None], mask[:, None], cache, start + n - 1, prefix
         )
-        drawn, _ = draw_tokens(head_logits(config, params, hidden[:, 0]), state.keys, n, sampler, known_ids)
+        drawn, _ = draw_tokens(head_logits(config, params, hidden[:, 0]), state.keys, n, sampler, known_ids, config.device.kind)
         answers = jnp.where((positions == n[:, None]) & ~done[:, None], drawn[:, None], answers)
         stopped = stopped | (~done & jnp.isin(drawn, stops))
         return cache, answers, n + ~done, stopped, done | stopped | (n + 1 >= budget)

@@ -11,17 +11,25 @@ import numpy as np
 import optax
 from jax import Array
 
+from grpojax.device import Program, program
 from grpojax.errors import InputError
-from grpojax.loss.logprobs import chunked_logps, length_mask
+from grpojax.loss.logprobs import CHUNK_ELEMENTS, chunked_logps, length_mask
 from grpojax.loss.policy_loss import Loss, policy_loss
 from grpojax.precision import with_float32_gradient
+from grpojax.qwen.attention import Cache, Prefix, fused_attention
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import COMPILER_OPTIONS, KVCache, Params, Prefix, causal_inputs, head_matrix, hidden_states
+from grpojax.qwen.model import (
+    Params,
+    causal_inputs,
+    compute_params,
+    head_matrix,
+    hidden_states,
+    param_bytes,
+)  # fmt: skip
 from grpojax.training.rollout import Rollouts, bucket, encode_prompts, prompt_mask
 
 ACTIVATION_BYTES = 2**29
-"""About how much the activations of one micro-batch may take. If even one sequence takes more, the results of the layers'
-matrix products are computed again in the backward pass instead of kept."""
+"""About how much the activations of one micro-batch may take on a device whose memory is unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,15 +148,29 @@ def init_optimizer(
     return optimizer.init(jax.tree.map(lambda x: x.astype(moment_dtype), params))
 
 
-@functools.partial(jax.jit, static_argnames="config", compiler_options=COMPILER_OPTIONS)
-def score(config: QwenConfig, params: Params, batch: Batch, temperature: float | None = None) -> Array:
+@program(static_argnames=("config", "micro_batch"))
+def score(
+    config: QwenConfig, params: Params, batch: Batch, temperature: float | None = None, micro_batch: int | None = None
+) -> Array:
     """Log-probs of the answers under some weights, [B, N] float32 nats; 0 outside the answers.
 
     Args:
       temperature: logits are divided by it first; None: 1. If the batch has `keep`, log-probs are over the kept ids.
+      micro_batch: answers at a time, a divisor of B; None: all. It changes memory and nothing else.
     """
+    if config.device.accelerated:
+        params = compute_params(config, params)
     prompts = encode_prompts(config, params, batch.prompts, batch.prompt_lens)
-    return jnp.where(batch.mask > 0, _answer_logps(config, params, prompts, batch, temperature, remat=False), 0.0)
+
+    def logps(part: Batch) -> Array:
+        part = dataclasses.replace(part, prompts=batch.prompts, prompt_lens=batch.prompt_lens)
+        return _answer_logps(config, params, prompts, part, temperature, remat=False)
+
+    if micro_batch in (None, len(batch.targets)):
+        found = logps(batch.answers())
+    else:
+        found = jax.lax.map(logps, _parts(batch, micro_batch)).reshape(batch.targets.shape)
+    return jnp.where(batch.mask > 0, found, 0.0)
 
 
 def _update(
@@ -178,8 +200,10 @@ def _update(
     grad_norm = optax.global_norm(grads)
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
     choose = lambda new, old: jnp.where(finite, new.astype(old.dtype), old)
-    updates, _ = optimizer.update(grads, opt_state, _float32(params))
+    updates, new_state = optimizer.update(grads, opt_state, _float32(params))
     moved = jax.tree.map(lambda p, u: choose(p.astype(jnp.float32) - lr * u, p), params, updates)
+    if config.device.accelerated:
+        return moved, jax.tree.map(choose, new_state, opt_state), metrics | {"grad_norm": grad_norm}
     old_state = _after(moved, opt_state, optimizer)  # the moments depend on the gradient alone
     _, new_state = optimizer.update(grads, old_state, _float32(params))
     return moved, jax.tree.map(choose, new_state, old_state), metrics | {"grad_norm": grad_norm}
@@ -188,26 +212,40 @@ def _update(
 def _after(params: Params, opt_state: optax.OptState, optimizer: optax.GradientTransformation) -> optax.OptState:
     """The same state, but what is computed from it must wait for these params.
 
-    XLA computes new params and new moments from the old moments in separate loops. If it may choose their order, it copies
+    XLA's CPU backend computes new params and new moments from the old moments in separate loops. If it may choose their order, it copies
     all moments first, because either loop could overwrite what the other still reads.
     """
     wait = lambda old, p: jnp.where(jnp.isnan(p[(0,) * p.ndim]), jnp.nan, old).astype(old.dtype)
     return optax.tree.map_params(optimizer, wait, opt_state, params)
 
 
-_compiled = functools.partial(
-    jax.jit, _update, static_argnames=("config", "optimizer", "micro_batch"), compiler_options=COMPILER_OPTIONS
-)
+_compiled = functools.partial(Program, _update, static_argnames=("config", "optimizer", "micro_batch"))
 update = _compiled(donate_argnames="opt_state")
 update_in_place = _compiled(donate_argnames=("params", "opt_state"))
 """`update` that donates the params too."""
 
 
-def fitting_micro_batch(config: QwenConfig, batch: Batch) -> int:
-    """The largest divisor of B for which the activations of so many answers stay within ACTIVATION_BYTES, or 1."""
-    rows = len(batch.targets)
-    fits = [n for n in range(1, rows + 1) if rows % n == 0 and activation_bytes(config, batch, n) <= ACTIVATION_BYTES]
-    return max(fits, default=1)
+def fitting_micro_batch(config: QwenConfig, batch: Batch, backward: bool = True) -> int:
+    """The largest divisor of B for which the activations of so many answers fit into the device's memory, or 1.
+
+    Without a backward pass only those of one layer are there at a time.
+    """
+    rows, budget = len(batch.targets), activation_budget(config, batch.ref_logps is not None)
+    layers = None if backward else 1
+    return max((n for n in range(1, rows + 1) if rows % n == 0 and activation_bytes(config, batch, n, layers) <= budget), default=1)
+
+
+def activation_budget(config: QwenConfig, reference: bool) -> int:
+    """About how many bytes the activations of one micro-batch may take.
+
+    Of a device's memory, 10 % stay free. The size of the float32 parameters is there four and a half times (weights, two
+    moments, gradients, and weights in the compute dtype), and once more for a reference model. Activations get a quarter of the
+    rest, because their gradients, logits and the optimizer's step need memory too.
+    """
+    if config.device.memory is None:
+        return ACTIVATION_BYTES
+    held = (5.5 if reference else 4.5) * param_bytes(config)
+    return max(ACTIVATION_BYTES, int(0.9 * config.device.memory - held) // 4)
 
 
 def gradients(
@@ -219,7 +257,10 @@ def gradients(
     last hidden states, and the sum is propagated through the prompts.
     """
     rows = len(batch.targets)
-    remat = activation_bytes(config, batch, micro_batch) > ACTIVATION_BYTES
+    # If even this does not fit, the results of the layers' matrix products are computed again in the backward pass.
+    remat = activation_bytes(config, batch, micro_batch) > activation_budget(config, batch.ref_logps is not None)
+    if config.device.accelerated:
+        params = compute_params(config, params)  # cast once, not in every micro-batch; gradients stay float32
     wanted, attach = with_float32_gradient(params)
     zeros = lambda tree: jax.tree.map(lambda x: jax.new_ref(jnp.zeros(x.shape, jnp.float32)), tree)
     prompts, back_to_params = jax.vjp(
@@ -245,17 +286,21 @@ def gradients(
     if rows == micro_batch:
         metrics = add_gradient(batch.answers())
     else:
-        parts = jax.tree.map(lambda x: x.reshape(rows // micro_batch, micro_batch, *x.shape[1:]), batch.answers())
-        _, metrics = jax.lax.scan(lambda _, part: (None, add_gradient(part)), None, parts)
+        _, metrics = jax.lax.scan(lambda _, part: (None, add_gradient(part)), None, _parts(batch, micro_batch))
         metrics = jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
     back_to_params.with_refs(grads)(jax.tree.map(lambda ref, x: ref[...].astype(x.dtype), of_prompts, prompts))
     return jax.tree.map(jax.freeze, grads), metrics
 
 
+def _parts(batch: Batch, micro_batch: int) -> Batch:
+    """The answers of a batch in parts, [B / micro_batch, micro_batch, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, micro_batch, *x.shape[1:]), batch.answers())
+
+
 def _answer_logps(
     config: QwenConfig,
     params: Params,
-    prompts: tuple[Array, KVCache],
+    prompts: tuple[Array, Cache],
     batch: Batch,
     temperature: float | None,
     remat: bool,
@@ -264,25 +309,26 @@ def _answer_logps(
     (last, cache), lengths, of = prompts, batch.prompt_lens, batch.prompt_of
     mask = prompt_mask(batch.prompts, lengths)
     own = lambda x, axis: x if len(lengths) == 1 else jnp.take(x, of, axis)  # answers to one prompt share its keys
-    positions, causal = causal_inputs(batch.targets)
     hidden, _ = hidden_states(
-        config, params, batch.targets, lengths[of][:, None] + positions, causal,
+        config, params, batch.targets, lengths[of][:, None] + causal_inputs(batch.targets)[0],
         prefix=Prefix(jax.tree.map(lambda x: own(x, 1), cache), own(mask, 0)), remat=remat,
     )  # fmt: skip
     predicting = jnp.concatenate([last[of][:, None], hidden[:, :-1]], axis=1)
     head = head_matrix(config, params)
-    return chunked_logps(predicting, head, batch.targets, temperature=temperature, keep=batch.keep)
+    elements = max(CHUNK_ELEMENTS, (config.device.memory or 0) // 256)  # of four bytes: logits take 1/64 of the memory
+    return chunked_logps(predicting, head, batch.targets, elements, temperature, batch.keep)
 
 
-def activation_bytes(config: QwenConfig, batch: Batch, rows: int) -> int:
-    """About how much memory so many answers of a batch need in the backward pass: the results of all layers' matrix products,
-    and the attention of one layer."""
+def activation_bytes(config: QwenConfig, batch: Batch, rows: int, layers: int | None = None) -> int:
+    """About how much memory so many answers of a batch need: the results of the matrix products of these layers (None: all, as
+    a backward pass needs), and the attention of one layer."""
     itemsize = jnp.dtype(config.compute_dtype).itemsize
     length, keys = batch.targets.shape[1], batch.targets.shape[1] + batch.prompts.shape[1]
     products = 3 * config.hidden_size + 2 * config.intermediate_size
     products += (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    attention = 3 * config.num_heads * keys  # scores, their exponentials and gradients, float32
-    return rows * length * (config.num_layers * products * itemsize + attention * 4)
+    attention = 0 if fused_attention(config) else 3 * config.num_heads * keys  # scores, exponentials, gradients, float32
+    layers = config.num_layers if layers is None else layers
+    return rows * length * (layers * products * itemsize + attention * 4)
 
 
 def _fit(rows: np.ndarray, size: int, fill: int = 0) -> np.ndarray:

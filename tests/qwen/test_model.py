@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.qwen import model
+from grpojax.qwen import attention, model
+from grpojax.qwen.attention import KVCache, Prefix
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import KVCache, causal_inputs, param_shapes
+from grpojax.qwen.model import causal_inputs, param_shapes
 
 # Compiled whole, or each small operation is compiled by itself.
 forward = jax.jit(model.forward, static_argnames="config")
@@ -79,8 +80,8 @@ def test_cached_decoding_in_pieces_equals_the_full_forward_pass(tiny_config, fam
 @pytest.mark.parametrize("length, sizes", [(4, [4]), (5, [4, 1]), (26, [9, 9, 8])])
 def test_blocks_of_a_cache_are_filled_in_turn_and_read_only_if_attended_to(tiny_config, monkeypatch, length, sizes):
     """Blocks of 4 positions, or 3 blocks if that is too few; blocks that no token has reached hold NaN."""
-    monkeypatch.setattr(model, "BLOCK_SIZE", 4)
-    monkeypatch.setattr(model, "MAX_BLOCKS", 3)
+    monkeypatch.setattr(attention, "BLOCK_SIZE", 4)
+    monkeypatch.setattr(attention, "MAX_BLOCKS", 3)
     config = tiny_config()
     params, tokens = _random(config), _tokens(config, 2, length)
     blank = KVCache.empty(config, 2, length)
@@ -119,7 +120,7 @@ def test_sequences_that_share_a_prefix_equal_whole_ones(tiny_config, family):
         _, cache = hidden_states(config, params, prompts, *causal_inputs(prompts))
         positions, causal = causal_inputs(answers)
         positions += np.repeat(lengths, share)[:, None]
-        hidden, _ = hidden_states(config, params, answers, positions, causal, prefix=model.Prefix(cache, mask))
+        hidden, _ = hidden_states(config, params, answers, positions, causal, prefix=Prefix(cache, mask))
         return head_logits(config, params, hidden)
 
     starts = np.repeat(lengths, share)

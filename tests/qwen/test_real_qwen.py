@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax.qwen.model import KVCache, causal_inputs, head_logits, hidden_states
+from grpojax.qwen.attention import KVCache
+from grpojax.qwen.model import causal_inputs, head_logits, hidden_states
 from grpojax.qwen.tokenizer import load_tokenizer
 from grpojax.qwen.weights import load_policy
 

@@ -9,7 +9,7 @@ from fakes import TINY, chain, tokenizer
 
 from grpojax.errors import InputError
 from grpojax.loss import logprobs
-from grpojax.qwen import model
+from grpojax.qwen import attention
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.weights import Policy
 from grpojax.training import rollout
@@ -97,7 +97,7 @@ def test_the_key_decides(tiny, drawn):
 def test_an_answer_does_not_depend_on_budget_and_padding(tiny, drawn, monkeypatch):
     """A larger budget in a cache of four blocks, and a neighbour with a longer prompt (another bucket): the same tokens, as
     far as they go."""
-    monkeypatch.setattr(model, "BLOCK_SIZE", 5)
+    monkeypatch.setattr(attention, "BLOCK_SIZE", 5)
     other = sampled(tiny, [PROMPTS[0], list(range(20))], max_new_tokens=20)
     assert other.prompts.shape[1] != drawn.prompts.shape[1]
     for row in range(3):

@@ -7,7 +7,7 @@ import jax
 import pytest
 from fakes import TINY, chain
 
-from grpojax.qwen import model
+from grpojax.qwen import attention
 from grpojax.training import stream
 from grpojax.training.rollout import make_rollouts
 from grpojax.training.sampling import GREEDY, make_sampler
@@ -62,7 +62,7 @@ def test_answers_are_those_of_one_prompt_at_a_time(tiny, expected, slots, sample
 @pytest.mark.slow
 def test_a_cache_of_several_blocks_gives_the_same_answers(tiny, monkeypatch):
     each = [alone(tiny, *both, max_new_tokens=13) for both in zip(PROMPTS, keys_of(len(PROMPTS)), strict=True)]
-    monkeypatch.setattr(model, "BLOCK_SIZE", 5)  # 5, 5 and 3
+    monkeypatch.setattr(attention, "BLOCK_SIZE", 5)  # 5, 5 and 3
     got = streamed(tiny, max_new_tokens=13)
     assert {answered.prompt: (answered.answers, answered.truncated) for answered in got} == dict(enumerate(each))
 

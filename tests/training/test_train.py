@@ -18,8 +18,8 @@ from grpojax.tasks.problems import Problem
 from grpojax.training import draw
 from grpojax.training import train as module
 from grpojax.training.checkpoint import load_checkpoint, save_checkpoint
-from grpojax.training.state import initial_state, run_optimizer
 from grpojax.training.rollout import generate
+from grpojax.training.state import initial_state, run_optimizer
 from grpojax.training.train import train
 from grpojax.training.update import batch_shapes, update_in_place
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from fakes import LOSSES, whole_sequences
 
 from grpojax import get_variant, group_advantages

@@ -18,11 +18,11 @@ import pytest
 import tokenizers
 from fakes import FakeGrader
 
+from grpojax.process import prepare_process
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import param_shapes
 from grpojax.qwen.tokenizer import Tokenizer
 from grpojax.qwen.weights import Policy, load_policy, save_policy
-from grpojax.process import prepare_process
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 
 CACHE = "GRPOJAX_CACHE"

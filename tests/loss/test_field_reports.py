@@ -26,7 +26,6 @@ import pytest
 from grpojax import get_variant, load_policy, policy_loss
 from grpojax.training.update import Batch, score
 
-
 _loss_and_gradient = jax.jit(jax.value_and_grad(policy_loss, argnums=1, has_aux=True))
 
 

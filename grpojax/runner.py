@@ -156,7 +156,8 @@ def _with_evaluation(record: StepRecord, evaluation: Evaluation) -> StepRecord:
 
 def _default_out(config: RunConfig) -> str:
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name) or "model"
-    return f"runs/{config.variant}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    variant = config.variant.replace(":", ".")  # module:NAME; not every file system takes a colon
+    return f"runs/{variant}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 _MAY_CHANGE = ("out", "resume", "steps", "checkpoint_every", "keep_checkpoints")

@@ -265,7 +265,7 @@ def report(policy: Policy) -> None:
         policy, policy.params, problems, dataset="arithmetic", step=0, max_new_tokens=MAX_NEW_TOKENS, grader=grader
     )
     levels = np.array([p.level for p in problems])
-    print(f"  greedy: {_percent_right(levels, [row['correct'] for row in greedy.rows])}")
+    print(f"  greedy: {_percent_right(levels, [row.correct for row in greedy.rows])}")
     prompts = [policy.tokenizer.prompt_ids(render_prompt(p.text)) for p in problems]
     rollouts = make_rollouts(
         policy, policy.params, prompts, jax.random.key(0), make_sampler(0.8, 0.9), 8, MAX_NEW_TOKENS

@@ -62,9 +62,8 @@ def sample(logits: Array, keys: Array, sampler: Sampler, device: str = "cpu") ->
     if sampler.temperature is None:
         token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return token, jnp.arange(logits.shape[-1])[None, :] == token[:, None]
-    logits = logits / sampler.temperature
-    likely = keep_likely(logits, sampler.top_p, sampler.top_k, device)
-    weights = jnp.exp(likely - jnp.max(logits, axis=-1, keepdims=True))  # the likeliest id is always kept
+    likely = keep_likely(logits / sampler.temperature, sampler.top_p, sampler.top_k, device)
+    weights = jnp.exp(likely - jnp.max(likely, axis=-1, keepdims=True))
     return jax.vmap(draw)(keys, weights), ~jnp.isneginf(likely)
 
 

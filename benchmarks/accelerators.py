@@ -41,8 +41,10 @@ os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 import hlo
 import jax
 import jax.numpy as jnp
+import timing
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
+from peers.workload import WORKLOADS
 
 from grpojax.device import Device
 from grpojax.qwen.config import QwenConfig
@@ -146,13 +148,17 @@ class Work:
     variant: str = "clipped"
 
     def config(self, name: str) -> QwenConfig:
-        kind = "cuda" if _kind(name) in GPUS else "tpu"
-        return QwenConfig(
-            model_type="qwen3", vocab_size=self.vocab_size, hidden_size=1024, intermediate_size=3072, num_layers=self.layers,
-            num_heads=16, num_kv_heads=8, head_dim=128, rms_norm_eps=1e-6, rope_theta=1e6, max_position_embeddings=40960,
-            tie_word_embeddings=True, qk_norm=True, qkv_bias=False, output_bias=False, eos_token_ids=(),
-            compute_dtype=self.dtype, device=Device(kind, int(SHEETS[_kind(name)].memory)),
-        )  # fmt: skip
+        device = Device("cuda" if _kind(name) in GPUS else "tpu", int(SHEETS[_kind(name)].memory))
+        whole = timing.whole_config(self.layers, self.dtype)
+        return dataclasses.replace(whole, vocab_size=self.vocab_size, device=device)
+
+    @property
+    def update_operations(self) -> float:
+        """Of the update's products with weights."""
+        return dataclasses.replace(
+            WORKLOADS["600m"], num_layers=self.layers, vocab_size=self.vocab_size, rollouts=self.answers,
+            new_tokens=self.new_tokens, prompt_tokens=self.prompt,
+        ).update_operations  # fmt: skip
 
 
 def lowered_programs(work: Work, config: QwenConfig, device: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -204,26 +210,18 @@ def rows_of(name: str, work: Work) -> list[dict[str, Any]]:
             "collectives": read.collectives(), "kernels": cost.kernels, "conditionals": cost.conditionals,
         }  # fmt: skip
         if loops := read.decode_loops():
-            step = read.cost(loops[-1])
+            step, weights = read.cost(loops[-1]), jax.tree.leaves(param_shapes(config))
             row["step"] = {
                 "kernels": step.kernels, "conditionals": step.conditionals, "transfers": step.transfers, "bytes": step.bytes,
-                "weights": sum(x.size for x in jax.tree.leaves(param_shapes(config))) * jnp.dtype(work.dtype).itemsize,
-                "weight_copies": read.copies(loops[-1], {x.shape[-2:] for x in jax.tree.leaves(param_shapes(config)) if x.ndim > 1}),
+                "weights": sum(x.size for x in weights) * jnp.dtype(work.dtype).itemsize,
+                "weight_copies": read.copies(loops[-1], {x.shape[-2:] for x in weights if x.ndim > 1}),
                 "least": max(step.bytes / sheet.bandwidth, step.operations / sheet.peak),
                 "launch": step.kernels * LAUNCH_SECONDS if _kind(name) in GPUS else None,
             }  # fmt: skip
         if program.startswith("update"):
-            row["least"] = update_operations(work, config) / sheet.peak
+            row["least"] = work.update_operations / sheet.peak
         rows.append(row)
     return rows
-
-
-def update_operations(work: Work, config: QwenConfig) -> float:
-    """Of the products with weights: forward, and twice that backward."""
-    head = config.vocab_size * config.hidden_size
-    layers = sum(x.size for x in jax.tree.leaves(param_shapes(config)["layers"]))
-    answers = work.answers * work.new_tokens
-    return 6.0 * (layers * (work.prompt + answers) + head * answers)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -230,9 +230,7 @@ def rollout_floor(work: Workload, machine: dict[str, Any], dtype: str) -> float:
 
 def update_floor(work: Workload, machine: dict[str, Any], dtype: str) -> float:
     """Lower bound on the seconds of the update."""
-    answers = work.rollouts * work.new_tokens
-    operations = 6 * (work.layer_params * (work.prompt_tokens + answers) + work.head_params * answers)
-    return operations / matrix_rate(machine, dtype)
+    return work.update_operations / matrix_rate(machine, dtype)
 
 
 def matrix_rate(machine: dict[str, Any], dtype: str) -> float:

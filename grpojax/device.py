@@ -8,8 +8,6 @@ from typing import Any
 
 import jax
 
-KINDS = ("cpu", "cuda", "tpu")
-
 CPU_COMPILER_OPTIONS = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 """For programs that loop over stacked layers. XLA's CPU backend converts bfloat16 to float32 before it slices it. If it could
 move code that does not change out of the loop over layers, it would convert all layers at once."""
@@ -19,7 +17,7 @@ move code that does not change out of the loop over layers, it would convert all
 class Device:
     """A device to compile for. Hashable, so that it can be part of a static argument."""
 
-    kind: str = "cpu"  # of KINDS: the form of attention, sampling and update
+    kind: str = "cpu"  # or "cuda" or "tpu": the form of attention, sampling and update
     memory: int | None = None  # bytes that programs can use; None: unknown, so sizes are small
 
     @property

@@ -32,7 +32,7 @@ from grpojax.training import stream
 from grpojax.training.checkpoint import checkpoint_steps, load_checkpoint, prune_checkpoints, save_checkpoint
 from grpojax.training.evaluate import evaluate
 from grpojax.training.rollout import generate
-from grpojax.training.state import TrainState, initial_state, run_optimizer, run_variant
+from grpojax.training.state import TrainState, any_deleted, initial_state, run_optimizer, run_variant
 from grpojax.training.train import train
 from grpojax.training.update import score, update_in_place
 
@@ -136,7 +136,7 @@ def _train(
                 break
     except BaseException as error:
         good = getattr(error, "state", None) or current.state
-        if good.step > 0 and not any(array.is_deleted() for array in jax.tree.leaves((good.params, good.opt_state))):
+        if good.step > 0 and not any_deleted((good.params, good.opt_state)):
             save(good)
         raise
 

@@ -48,6 +48,13 @@ class Workload:
         return self.vocab_size * self.hidden_size
 
 
+    @property
+    def update_operations(self) -> float:
+        """Of the update's products with weights: forward, and twice that backward."""
+        answers = self.rollouts * self.new_tokens
+        return 6.0 * (self.layer_params * (self.prompt_tokens + answers) + self.head_params * answers)
+
+
 WORKLOADS = {
     "tiny": Workload(
         "tiny", vocab_size=512, hidden_size=192, num_layers=4, num_heads=6, num_kv_heads=3, head_dim=32,

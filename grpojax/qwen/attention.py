@@ -11,6 +11,7 @@ used everywhere.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -119,6 +120,9 @@ class RowCache:
 
 Cache = KVCache | RowCache
 
+Kernel = Callable[..., Array]
+"""Attention of q [B, T, H, h] over k and v [B, L, K, h]: [B, T, H, h]."""
+
 
 def cache_type(config: QwenConfig) -> type[Cache]:
     """The form of cache that attention on the config's device reads."""
@@ -128,6 +132,23 @@ def cache_type(config: QwenConfig) -> type[Cache]:
 def fused_attention(config: QwenConfig) -> bool:
     """Whether attention over whole sequences keeps no scores in memory."""
     return config.device.accelerated and config.compute_dtype != "float32"
+
+
+def causal_kernel(config: QwenConfig) -> Kernel | None:
+    """What computes causal attention over whole sequences without being given a mask; None: the plain form, with one."""
+    if config.device.kind == "cuda":
+        return functools.partial(_cuda_kernel(config), is_causal=True)
+    return _splash if config.device.kind == "tpu" and fused_attention(config) else None
+
+
+def _cuda_kernel(config: QwenConfig) -> Kernel:
+    implementation = "cudnn" if fused_attention(config) else "xla"
+    return functools.partial(jax.nn.dot_product_attention, implementation=implementation)
+
+
+def causal_mask(batch: int, length: int) -> Array:
+    """[B, T, T] bool: each token attends to those up to itself."""
+    return jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (batch, length, length))
 
 
 class Prefix(NamedTuple):
@@ -151,31 +172,29 @@ def attend(
 
     Args:
       q: [B, T, H, h]; k, v: [B, T, K, h], of the new tokens; H / K queries share a key head.
-      mask: [B, T, L] bool, the keys of the cache that each token attends to. None: no cache, and each token attends to the
-        tokens up to itself.
+      mask: [B, T, L] bool, the keys of the cache that each token attends to. On a GPU the one token of a row attends to the
+        first positions of its cache. None, if there is no cache and a `causal_kernel`: the tokens up to itself.
       cache: of one layer; k and v are written at `index` first.
 
     Returns:
       [B, T, H, h], and the cache (without one: that of k and v).
     """
     updated = cache_type(config).of(k, v) if cache is None else cache.update(k, v, index)
-    fused = fused_attention(config)
-    if config.device.kind == "tpu" and mask is None and fused:
-        return _causal(q, k, v, prefix, _splash), updated
-    if config.device.kind == "cuda":
-        kernel = functools.partial(jax.nn.dot_product_attention, implementation="cudnn" if fused else "xla")
-        if mask is None:
-            return _causal(q, k, v, prefix, functools.partial(kernel, is_causal=True)), updated
-        return _decode(q, updated, mask, kernel), updated
     if mask is None:
-        mask = jnp.broadcast_to(jnp.tril(jnp.ones((q.shape[1],) * 2, bool)), (len(q), q.shape[1], q.shape[1]))
-    return _plain(q, updated, mask, prefix), updated
+        return _causal(q, k, v, prefix, causal_kernel(config)), updated
+    if config.device.kind != "cuda":
+        return _plain(q, updated, mask, prefix), updated
+    if prefix is not None:
+        raise ValueError("on a GPU a prefix is for whole sequences, without a mask; a decode step has it in its cache.")
+    if cache is not None and q.shape[1] == 1:
+        return _decode(q, updated, mask, _cuda_kernel(config)), updated
+    return _cuda_kernel(config)(q, updated.keys, updated.values, mask=mask[:, None]), updated
 
 
 # --- fused forms ---
 
 
-def _causal(q: Array, k: Array, v: Array, prefix: Prefix | None, kernel: Any) -> Array:
+def _causal(q: Array, k: Array, v: Array, prefix: Prefix | None, kernel: Kernel) -> Array:
     """Causal attention of whole sequences after their prefixes, of which there is one for all rows or one for each.
 
     Prefix and sequence are joined without a gap, so that a plain causal mask fits; queries of the prefix are zeros, and what
@@ -209,7 +228,7 @@ def _rows(cache: Cache) -> tuple[Array, Array]:
     return cache.keys[0].transpose(0, 3, 1, 2), cache.values[0].transpose(0, 2, 1, 3)
 
 
-def _decode(q: Array, cache: RowCache, mask: Array, kernel: Any) -> Array:
+def _decode(q: Array, cache: RowCache, mask: Array, kernel: Kernel) -> Array:
     """One new token of each row, [B, 1, H, h], which attends to the first positions of its cache."""
     filled = jnp.maximum(jnp.sum(mask[:, 0], axis=1, dtype=jnp.int32), 1)  # a row that is done attends to something too
     return kernel(q, cache.keys, cache.values, key_value_seq_lengths=filled)

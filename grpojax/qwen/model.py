@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from grpojax.device import Device
 from grpojax.precision import Float32Grad, embed, linear, unwrap
-from grpojax.qwen.attention import Cache, Prefix, RowCache, attend, cache_type
+from grpojax.qwen.attention import Cache, Prefix, RowCache, attend, cache_type, causal_kernel, causal_mask
 from grpojax.qwen.config import QwenConfig
 
 Params = dict[str, Any]
@@ -110,7 +110,7 @@ def hidden_states(
       tokens: [B, T] int32.
       positions: [B, T] int32, each token's position in its sequence (for RoPE).
       mask: [B, T, L] bool, true where token t attends to key l. Without a cache the keys are those of the tokens. None:
-        causal, without a cache. On a GPU, cached tokens come one at a time, and attend to the first keys of their row.
+        causal, without a cache. On a GPU, a single token attends to the first positions of its row's cache.
       cache: keys and values of earlier tokens; those of `tokens` are written at `cache_index`, see `KVCache.update`.
       prefix: what the sequences begin with, computed before; every token attends to all of its prefix.
       remat: for the backward pass, keep only the input of each layer, not the results of its matrix products. Everything
@@ -121,8 +121,8 @@ def hidden_states(
     """
     layers, x = params["layers"], embed(params["embed"]["embedding"], tokens).astype(config.compute_dtype)
     rope = _rope_angles(positions, config.head_dim, config.rope_theta)
-    if mask is None and not config.device.accelerated:
-        mask = causal_inputs(tokens)[1]  # once, not in every layer
+    if mask is None and causal_kernel(config) is None:
+        mask = causal_mask(*tokens.shape)  # once, not in every layer
 
     def run(x, layer):
         layer_params, layer_cache, layer_prefix = layer
@@ -152,17 +152,19 @@ def head_logits(config: QwenConfig, params: Params, hidden: Array) -> Array:
     return linear(hidden, head_matrix(config, params))
 
 
+def sequence_positions(tokens: Array) -> Array:
+    """Positions [B, T] of sequences that start at index 0."""
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+
 def causal_inputs(tokens: Array) -> tuple[Array, Array]:
     """Positions [B, T] and causal mask [B, T, T] of sequences that start at index 0, with padding on the right."""
-    batch, length = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
-    mask = jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (batch, length, length))
-    return positions, mask
+    return sequence_positions(tokens), causal_mask(*tokens.shape)
 
 
 def forward(config: QwenConfig, params: Params, tokens: Array) -> Array:
     """[B, T] tokens -> [B, T, V] float32 logits. Padding must be on the right, where no token attends to it."""
-    hidden, _ = hidden_states(config, params, tokens, *causal_inputs(tokens))
+    hidden, _ = hidden_states(config, params, tokens, sequence_positions(tokens))
     return head_logits(config, params, hidden)
 
 

@@ -13,14 +13,7 @@ from grpojax.errors import InputError
 from grpojax.loss.logprobs import pack_keep, token_entropy
 from grpojax.qwen.attention import Cache
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import (
-    Params,
-    answer_caches,
-    causal_inputs,
-    decoding_params,
-    head_logits,
-    hidden_states,
-)  # fmt: skip
+from grpojax.qwen.model import Params, answer_caches, decoding_params, head_logits, hidden_states, sequence_positions
 from grpojax.qwen.weights import Policy
 from grpojax.training.sampling import Sampler, sample
 
@@ -249,7 +242,7 @@ def encode_prompts(
     config: QwenConfig, params: Params, prompts: Array, prompt_lens: Array, remat: bool = False
 ) -> tuple[Array, Cache]:
     """Prefills prompts [P, Tp]: the hidden state [P, D] of each last token, which predicts the answer's first one, and the cache."""
-    hidden, cache = hidden_states(config, params, prompts, causal_inputs(prompts)[0], remat=remat)
+    hidden, cache = hidden_states(config, params, prompts, sequence_positions(prompts), remat=remat)
     return jnp.take_along_axis(hidden, (prompt_lens - 1)[:, None, None], axis=1)[:, 0], cache
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,11 @@ def run_variant(config: RunConfig, problems: Sequence[Problem]) -> Variant:
     if "kl_coeff" in numbers and all(domains.get(problem.domain, 1.0) == 0 for problem in problems):
         del numbers["kl_coeff"]
     return dataclasses.replace(variant, loss=dataclasses.replace(variant.loss, numbers=numbers))
+
+
+def any_deleted(tree: Any) -> bool:
+    """Whether an array of the tree was donated to a program, so that it cannot be read any more."""
+    return any(array.is_deleted() for array in jax.tree.leaves(tree))
 
 
 copy_arrays = jax.jit(functools.partial(jax.tree.map, jnp.copy))

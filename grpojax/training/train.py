@@ -23,7 +23,7 @@ from grpojax.tasks.problems import Problem
 from grpojax.tasks.prompts import DEFAULT_TEMPLATE
 from grpojax.training.batches import split_batch, step_batch
 from grpojax.training.draw import draw_step
-from grpojax.training.state import Run, TrainState, copy_arrays, initial_state, run_optimizer, run_variant
+from grpojax.training.state import Run, TrainState, any_deleted, copy_arrays, initial_state, run_optimizer, run_variant
 from grpojax.training.step_record import step_record
 from grpojax.training.update import Batch, fitting_micro_batch, update_in_place
 
@@ -121,7 +121,7 @@ def _update_epochs(
             metrics = {name: float(np.mean([values[name] for values in each])) for name in each[0]} | gap
     except BaseException as error:
         good = backup or (None if updates else (params, opt_state))  # an update that is not finite changes nothing
-        if good and any(array.is_deleted() for array in jax.tree.leaves(good)):  # interrupted inside the update that took them
+        if good and any_deleted(good):  # interrupted inside the update that took them
             good = None
         error.state = good and dataclasses.replace(state, params=good[0], opt_state=good[1])
         raise

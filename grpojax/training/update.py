@@ -18,14 +18,7 @@ from grpojax.loss.policy_loss import Loss, policy_loss
 from grpojax.precision import with_float32_gradient
 from grpojax.qwen.attention import Cache, Prefix, fused_attention
 from grpojax.qwen.config import QwenConfig
-from grpojax.qwen.model import (
-    Params,
-    causal_inputs,
-    compute_params,
-    head_matrix,
-    hidden_states,
-    param_bytes,
-)  # fmt: skip
+from grpojax.qwen.model import Params, compute_params, head_matrix, hidden_states, param_bytes, sequence_positions
 from grpojax.training.rollout import Rollouts, bucket, encode_prompts, prompt_mask
 
 ACTIVATION_BYTES = 2**29
@@ -310,7 +303,7 @@ def _answer_logps(
     mask = prompt_mask(batch.prompts, lengths)
     own = lambda x, axis: x if len(lengths) == 1 else jnp.take(x, of, axis)  # answers to one prompt share its keys
     hidden, _ = hidden_states(
-        config, params, batch.targets, lengths[of][:, None] + causal_inputs(batch.targets)[0],
+        config, params, batch.targets, lengths[of][:, None] + sequence_positions(batch.targets),
         prefix=Prefix(jax.tree.map(lambda x: own(x, 1), cache), own(mask, 0)), remat=remat,
     )  # fmt: skip
     predicting = jnp.concatenate([last[of][:, None], hidden[:, :-1]], axis=1)

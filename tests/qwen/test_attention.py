@@ -10,7 +10,7 @@ import pytest
 
 from grpojax.device import Device
 from grpojax.qwen import attention
-from grpojax.qwen.attention import KVCache, Prefix, RowCache, attend, cache_type, fused_attention
+from grpojax.qwen.attention import KVCache, Prefix, RowCache, attend, cache_type, causal_mask, fused_attention
 
 CUDA = Device("cuda")
 B, T, H, K, DIM, WIDTH = 4, 6, 4, 2, 8, 5
@@ -46,7 +46,7 @@ def test_whole_sequences(config, new, prefixes, kernel):
 
     def plain(q, k, v, keys, values):
         prefix = Prefix(KVCache.of(keys, values), mask) if prefixes else None
-        return attend(config, q, k, v, None, None, 0, prefix)[0]
+        return attend(config, q, k, v, causal_mask(B, T), None, 0, prefix)[0]
 
     def fused(q, k, v, keys, values):
         prefix = Prefix(RowCache.of(keys, values), mask) if prefixes else None
@@ -81,6 +81,28 @@ def test_one_token_after_a_cache_that_begins_with_the_prompt(config):
             weights = np.exp(scores - scores.max())
             want = weights @ values[:, head // (H // K)] / weights.sum()
             np.testing.assert_allclose(got[row, 0, head], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_gpu_takes_any_mask_of_several_tokens(config, new, cached):
+    """Six tokens, alone or written to positions 2 to 7 of a cache of 9, with a random mask in which each sees itself."""
+    q, k, v = new
+    start, length = (2, 9) if cached else (0, T)
+    mask = np.random.default_rng(7).random((B, T, length)) < 0.5
+    mask[:, np.arange(T), start + np.arange(T)] = True
+    held = (normal(3, B, length, K, DIM), normal(4, B, length, K, DIM)) if cached else None
+
+    def run(device, kind):
+        cache = kind.of(*map(jnp.asarray, held)) if cached else None
+        return attend(dataclasses.replace(config, device=device), q, k, v, mask, cache, start, None)[0]
+
+    np.testing.assert_allclose(run(CUDA, RowCache), run(Device(), KVCache), atol=2e-6)
+
+
+def test_a_gpu_has_no_prefix_beside_a_mask(config, new):
+    prefix, mask = prefix_of(RowCache, 1), np.ones((B, T, T), bool)
+    with pytest.raises(ValueError, match="on a GPU a prefix is for whole sequences, without a mask"):
+        attend(dataclasses.replace(config, device=CUDA), *new, mask, None, 0, prefix)
 
 
 @pytest.mark.parametrize("kind", [KVCache, RowCache])

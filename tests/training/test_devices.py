@@ -55,6 +55,13 @@ def test_rollouts(rollouts, kind, count):
     assert want.answer_lens.max() > 2
 
 
+@pytest.mark.parametrize("kind", ["cuda", "tpu"])
+def test_logits_of_whole_sequences(params, kind):
+    tokens = np.array([PROMPTS[2], PROMPTS[2][::-1]])
+    got, want = (Policy(on(device), params).apply(params, tokens) for device in (kind, "cpu"))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cuda", "tpu"])
 def test_answers_in_slots(params, kind):

@@ -17,15 +17,15 @@ def sample(logits, keys, sampler):
     return sampling.sample(logits, keys, sampler)[0]
 
 
-keep_likely = jax.jit(sampling.keep_likely, static_argnums=2)
+keep_likely = jax.jit(sampling.keep_likely, static_argnums=(2, 3))
 index_of = jax.jit(sampling._index_of)
 draw_many = jax.jit(jax.vmap(sampling.draw, (0, None)))
 keys_of = jax.jit(lambda seed, count: jax.random.split(jax.random.key(seed), count), static_argnums=1)
 
 
-def kept_by(logits, top_p, top_k=None):
+def kept_by(logits, top_p, top_k=None, device="cpu"):
     """[B, V] bool: the ids that are left."""
-    return np.isfinite(keep_likely(logits, top_p, top_k))
+    return np.isfinite(keep_likely(logits, top_p, top_k, device))
 
 
 def nucleus(logits, top_p):
@@ -49,10 +49,11 @@ def random_logits(kind):
 
 
 @pytest.mark.parametrize("kind", ["spread", "flat", "peaked", "tied", "very far apart"])
-def test_top_p_equals_a_sort(kind):
+@pytest.mark.parametrize("device", ["cpu", "cuda", "tpu"])
+def test_top_p_equals_a_sort(kind, device):
     logits = random_logits(kind)
     for top_p in (0.05, 0.3, 0.5, 0.8, 0.9, 0.99):
-        np.testing.assert_array_equal(kept_by(logits, top_p), nucleus(logits, top_p), err_msg=str(top_p))
+        np.testing.assert_array_equal(kept_by(logits, top_p, device=device), nucleus(logits, top_p), err_msg=str(top_p))
 
 
 @pytest.mark.parametrize(

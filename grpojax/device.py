@@ -34,6 +34,14 @@ def this_device() -> Device:
     return Device(kind, stats.get("bytes_limit"))
 
 
+def on_host() -> contextlib.AbstractContextManager:
+    """A context in which JAX computes on the CPU: for a few numbers that the host waits for while the device has other work."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS leaves out the CPU
+        return contextlib.nullcontext()
+
+
 class Program:
     """`jax.jit` of a function whose first argument is a `QwenConfig`, compiled as the config's device and dtype ask."""
 

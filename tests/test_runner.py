@@ -379,7 +379,7 @@ def test_a_failure_in_the_middle_of_a_step_saves_the_state_before_the_step(call,
         if len(calls) == 6 and error is not None:
             raise error
         params, opt_state, metrics = real(*args)
-        return params, opt_state, metrics | ({"loss": jax.numpy.float32("nan")} if len(calls) == 6 else {})
+        return params, opt_state, metrics | ({"loss": jax.numpy.float32("nan"), "skipped": True} if len(calls) == 6 else {})
 
     call(out="unbroken", steps=2)
     monkeypatch.setattr(train, "update_in_place", update)

@@ -1,8 +1,9 @@
 """Log-probabilities, entropies and answer masks of token sequences. Logits become float32 nats here."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from grpojax.loss.checks import check_shape
@@ -82,9 +83,10 @@ def answer_mask(tokens: Array, prompt_lens: Array, stop_ids: tuple[int, ...]) ->
     return (after_prompt & (stops_before == 0))[:, 1:].astype(jnp.float32)
 
 
-def length_mask(lengths: np.ndarray, size: int) -> np.ndarray:
+@functools.partial(jax.jit, static_argnames="size")
+def length_mask(lengths: Array, size: int) -> Array:
     """[B] answer lengths -> [B, size] float32, 1 at the first `lengths[b]` positions of row b."""
-    return (np.arange(size)[None, :] < np.asarray(lengths)[:, None]).astype(np.float32)
+    return (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.float32)
 
 
 def pack_keep(keep: Array) -> Array:

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from grpojax.training.rollout import Rollouts, concat_rollouts
 from grpojax.training.state import Group, Run, TrainState
-from grpojax.training.update import Batch, BatchShape, fitting_micro_batch, make_batch, score
+from grpojax.training.update import Batch, BatchShape, fit_width, fitting_micro_batch, make_batch, score
 
 
 def shape_of(run: Run, rollouts: Rollouts) -> BatchShape:
@@ -50,13 +51,15 @@ def with_old_logps(run: Run, state: TrainState, group: Group) -> Group:
     """A group to be carried over, with the old log-probs of the weights that sampled it."""
     if group.old_logps is not None or not scores_old_policy(run):
         return group
-    return dataclasses.replace(group, old_logps=np.asarray(score_rollouts(run, state, group.rollouts)["old_logps"]))
+    return dataclasses.replace(group, old_logps=score_rollouts(run, state, group.rollouts)["old_logps"])
 
 
 def step_batch(
     run: Run, state: TrainState, groups: Sequence[Group], advantages: np.ndarray, scores: dict[str, Array]
-) -> tuple[Batch, dict[str, float]]:
+) -> tuple[Batch, dict[str, Array]]:
     """The batch of an update, and `logp_gap`, the largest difference of trainer's and sampler's log-probs, if known.
+
+    Does not wait for the device.
 
     Args:
       advantages: [P, G].
@@ -65,15 +68,14 @@ def step_batch(
     recipe, numbers = run.variant.recipe, run.variant.loss.numbers
     rollouts = concat_rollouts([group.rollouts for group in groups])
     batch = make_batch(rollouts, advantages, shape_of(run, rollouts))
-    scores = jax.device_get(scores or score_rollouts(run, state, rollouts))
+    scores = dict(scores or score_rollouts(run, state, rollouts))
     gap = {}
     if "old_logps" in scores:
-        scores["old_logps"] = np.array(scores["old_logps"])
         for i, group in enumerate(groups):
             if group.old_logps is not None:  # it was sampled by other weights than today's
-                rows, width = slice(i * len(group.samples), (i + 1) * len(group.samples)), batch.mask.shape[1]
-                scores["old_logps"][rows] = np.pad(group.old_logps, ((0, 0), (0, width)))[:, :width]
-        gap = {"logp_gap": float(np.max(np.abs(scores["old_logps"] - batch.old_logps) * batch.mask))}
+                rows = slice(i * len(group.samples), (i + 1) * len(group.samples))
+                scores["old_logps"] = scores["old_logps"].at[rows].set(fit_width(group.old_logps, batch.mask.shape[1]))
+        gap = {"logp_gap": jnp.max(jnp.abs(scores["old_logps"] - batch.old_logps) * batch.mask)}
         batch = dataclasses.replace(batch, sampler_logps=batch.old_logps)
     if "kl_coeff" in numbers and recipe.kl_domains:
         scale = [recipe.kl_domains.get(group.domain, 1.0) for group in groups for _ in group.samples]
@@ -85,8 +87,8 @@ def step_batch(
 
 
 def split_batch(batch: Batch, parts: int, key: Array) -> list[Batch]:
-    """The batch itself, or its rows shuffled and split into so many equal parts."""
+    """The batch itself, or its rows shuffled and split into equal parts."""
     if parts == 1:
         return [batch]
-    order = np.asarray(jax.random.permutation(key, len(batch.targets)))
-    return [batch.rows(part) for part in np.split(order, parts)]
+    order = jax.random.permutation(key, len(batch.targets))
+    return [batch.rows(part) for part in order.reshape(parts, -1)]

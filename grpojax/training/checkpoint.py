@@ -111,7 +111,7 @@ def _write_progress(folder: Path, state: TrainState) -> None:
     """The place in the list of problems, and the groups carried over: their arrays in one file, the rest in another."""
     arrays, carried = {}, []
     for i, group in enumerate(state.carried):
-        arrays |= {f"{i}/{name}": x for name, x in vars(group.rollouts).items() if x is not None}
+        arrays |= {f"{i}/{name}": x for name, x in vars(group.rollouts).items() if x is not None and name != "targets"}
         arrays[f"{i}/rewards"] = group.rewards
         if group.old_logps is not None:
             arrays[f"{i}/old_logps"] = group.old_logps

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from grpojax.device import on_host
 from grpojax.loss.advantages import total_reward
 from grpojax.records import Sample
 from grpojax.tasks.problems import Problem
@@ -107,7 +108,8 @@ def _sample(run: Run, state: TrainState, problems: list[Problem], key: Array) ->
         answers, list(recipe.rewards), conditional=recipe.conditional_reward, overlong_cache=recipe.overlong_cache
     )
     table = np.array(list(rewards.values())).reshape(len(rewards), len(problems), config.num_rollouts)
-    totals = np.asarray(total_reward(table, np.array(list(recipe.rewards.values())))).reshape(-1)
+    with on_host():
+        totals = np.asarray(total_reward(table, np.array(list(recipe.rewards.values())))).reshape(-1)
     samples = [
         Sample(
             problem=answer.problem, gold=answer.gold, text=answer.text, extracted=answer.extracted, correct=answer.correct,
@@ -125,7 +127,7 @@ def _sample(run: Run, state: TrainState, problems: list[Problem], key: Array) ->
 
 def _with_advantages(variant: Variant, groups: Sequence[Group], scores: dict[str, Array]) -> Draw:
     """The groups with the advantage of each sample."""
-    advantages = np.asarray(variant_advantages(variant, np.stack([group.rewards for group in groups], axis=1)))
+    advantages = _advantages(variant, groups)
     groups = [
         dataclasses.replace(
             group, samples=[dataclasses.replace(s, advantage=float(a)) for s, a in zip(group.samples, own, strict=True)]
@@ -144,7 +146,13 @@ def _has_signal(variant: Variant, group: Group) -> bool:
     """Whether some, but not all answers are correct (DAPO, eq. 11); without that reward, whether advantages differ from 0."""
     if "correct" in variant.recipe.rewards:
         return len({sample.correct for sample in group.samples}) == 2
-    return bool(np.any(variant_advantages(variant, group.rewards[:, None])))
+    return bool(np.any(_advantages(variant, [group])))
+
+
+def _advantages(variant: Variant, groups: Sequence[Group]) -> np.ndarray:
+    """[P, G]."""
+    with on_host():
+        return np.asarray(variant_advantages(variant, np.stack([group.rewards for group in groups], axis=1)))
 
 
 def _or_none(value: float) -> float | None:

@@ -32,7 +32,9 @@ def bucket(length: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-    """G answers to each of P prompts, prompt-major, on the host. Padding is on the right.
+    """G answers to each of P prompts, prompt-major. Padding is on the right.
+
+    What an update reads, `targets`, `logps` and `keep`, stays on the device that sampled it; the rest is on the host.
 
     `logps` and `entropies` come from the logits the tokens were sampled from, at temperature 1 over the whole vocabulary.
     With `keep_mask` or `score_temperature` of `make_rollouts`, log-probs are over the kept ids or at that temperature;
@@ -44,9 +46,14 @@ class Rollouts:
     answers: np.ndarray  # [B, N] int32
     answer_lens: np.ndarray  # [B], the first stop token included
     truncated: np.ndarray  # [B] bool: the token budget ran out before a stop token
-    logps: np.ndarray  # [B, N] float32 nats, 0 after the end
+    logps: Array | np.ndarray  # [B, N] float32 nats, 0 after the end
     entropies: np.ndarray  # [B, N] float32 nats, 0 after the end
-    keep: np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be sampled, as bits; all set after the end
+    keep: Array | np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be sampled, as bits; all set after the end
+    targets: Array | np.ndarray = None  # `answers` on the device; if not given, `answers` themselves
+
+    def __post_init__(self):
+        if self.targets is None:
+            object.__setattr__(self, "targets", self.answers)
 
     @property
     def group_size(self) -> int:
@@ -55,6 +62,8 @@ class Rollouts:
 
     def group(self, prompt: int) -> "Rollouts":
         """The rollouts of one prompt."""
+        if len(self.prompts) == 1:
+            return self
         size = self.group_size
         rows = slice(prompt * size, (prompt + 1) * size)
         whole = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -103,15 +112,19 @@ def make_rollouts(
         stop_ids=policy.tokenizer.stop_ids, known_ids=policy.tokenizer.size,
         keep_mask=keep_mask, score_temperature=score_temperature,
     )  # fmt: skip
-    return Rollouts(prompts, lengths, **jax.device_get(out))
+    on_host = jax.device_get({name: out.pop(name) for name in ("answer_lens", "truncated", "entropies")} | {"answers": out["answers"]})
+    return Rollouts(prompts, lengths, **on_host, logps=out["logps"], keep=out.get("keep"), targets=out["answers"])
 
 
 def concat_rollouts(parts: list[Rollouts]) -> Rollouts:
     """Joins rollouts of the same group size and token budget."""
+    if len(parts) == 1:
+        return parts[0]
     width = max(part.prompts.shape[1] for part in parts)
     wide = [dataclasses.replace(p, prompts=np.pad(p.prompts, ((0, 0), (0, width - p.prompts.shape[1])))) for p in parts]
     fields = {f.name: [getattr(part, f.name) for part in wide] for f in dataclasses.fields(Rollouts)}
-    return Rollouts(**{name: None if values[0] is None else np.concatenate(values) for name, values in fields.items()})
+    join = lambda arrays: (jnp if any(isinstance(x, Array) for x in arrays) else np).concatenate(arrays)
+    return Rollouts(**{name: None if arrays[0] is None else join(arrays) for name, arrays in fields.items()})
 
 
 def check_context(policy: Policy, prompt_len: int, max_new_tokens: int) -> None:

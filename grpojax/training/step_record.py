@@ -4,7 +4,6 @@ import numpy as np
 
 from grpojax.records import StepRecord, reward_column
 from grpojax.training.draw import StepDraws
-from grpojax.training.rollout import concat_rollouts
 from grpojax.training.state import Run
 
 
@@ -22,7 +21,9 @@ def step_record(
     last = drawn.draws[-1]
     samples = [sample for group in last.groups for sample in group.samples]
     sampled = [sample for group in drawn.sampled for sample in group.samples]
-    rollouts = concat_rollouts([group.rollouts for group in last.groups])
+    truncated, lengths, entropies = (
+        np.concatenate([getattr(group.rollouts, name) for group in last.groups]) for name in ("truncated", "answer_lens", "entropies")
+    )
     rewards = np.array([sample.reward for sample in samples if sample.reward is not None])
     by_name = dict(zip(recipe.rewards, np.concatenate([group.rewards for group in last.groups], axis=1), strict=True))
     means = {name: np.nanmean(values) for name, values in by_name.items() if not np.isnan(values).all()}
@@ -37,12 +38,12 @@ def step_record(
         "correct_avg": np.mean([sample.correct for sample in samples]),
         "format_reward_avg": means.get("format"),
         "tokens_per_sec": sum(sample.length for sample in sampled) / seconds["step_seconds"],
-        "avg_response_len": rollouts.answer_lens.mean(),
-        "truncated_frac": rollouts.truncated.mean(),
+        "avg_response_len": lengths.mean(),
+        "truncated_frac": truncated.mean(),
         "adv_avg": last.advantages.mean(),
         "adv_std": last.advantages.std(ddof=1),
         "zero_adv_frac": np.mean(np.all(last.advantages == 0, axis=1)),
-        "entropy_avg": np.mean(rollouts.entropies.sum(axis=1) / rollouts.answer_lens),
+        "entropy_avg": np.mean(entropies.sum(axis=1) / lengths),
         "lr": run.config.lr,
         "groups_drawn": len(drawn.sampled),
         "drawn_correct_avg": np.mean([sample.correct for sample in sampled]) if sampled else None,

@@ -96,45 +96,50 @@ def _step(run: Run, state: TrainState, key: Array) -> tuple[TrainState, StepReco
 
 
 def _update_epochs(
-    run: Run, state: TrainState, batches: list[tuple[Batch, dict[str, float]] | None], key: Array
+    run: Run, state: TrainState, batches: list[tuple[Batch, dict[str, Array]] | None], key: Array
 ) -> tuple[Params, optax.OptState, dict[str, float]]:
-    """The updates of all inner epochs, and the metrics of the last epoch. Overwrites the arrays of `state`."""
+    """The updates of all inner epochs, and the metrics of the last epoch. Overwrites the arrays of `state`.
+
+    Waits for the device once, after the last update.
+    """
     config, epochs = run.config, run.variant.recipe.inner_epochs
-    params, opt_state, metrics, updates = state.params, state.opt_state, {}, 0
+    params, opt_state, updates, skipped = state.params, state.opt_state, [], False
     size = sum(array.nbytes for array in jax.tree.leaves((params, opt_state)))
     backup = copy_arrays((params, opt_state)) if epochs * config.minibatches > 1 and size <= BACKUP_BYTES else None
     try:
         for epoch in range(epochs):
             if (prepared := batches[min(epoch, len(batches) - 1)]) is None:
-                metrics = {"loss": 0.0, "pg_loss": 0.0, "kl_loss": 0.0}
                 continue
             batch, gap = prepared
-            each = []
             for part in split_batch(batch, config.minibatches, jax.random.fold_in(jax.random.fold_in(key, epoch), _SHUFFLE)):
                 micro_batch = config.micro_batch or fitting_micro_batch(run.policy.config, part)
                 params, opt_state, values = update_in_place(
-                    run.policy.config, run.optimizer, params, opt_state, run.variant.loss, part, config.lr, micro_batch
+                    run.policy.config, run.optimizer, params, opt_state, run.variant.loss, part, config.lr, micro_batch, skipped
                 )
-                each.append(jax.device_get(values))
-                _check_finite(each[-1], state.step + 1)
-                updates += 1
-            metrics = {name: float(np.mean([values[name] for values in each])) for name in each[0]} | gap
+                skipped = values["skipped"]
+                updates.append(values | gap)
+        updates = jax.device_get(updates)
+        _check_finite(updates, state.step + 1)
     except BaseException as error:
-        good = backup or (None if updates else (params, opt_state))  # an update that is not finite changes nothing
+        moved = updates and not updates[0]["skipped"]
+        good = backup or (None if moved else (params, opt_state))
         if good and any_deleted(good):  # interrupted inside the update that took them
             good = None
         error.state = good and dataclasses.replace(state, params=good[0], opt_state=good[1])
         raise
-    return params, opt_state, metrics
+    if batches[-1] is None:
+        return params, opt_state, {"loss": 0.0, "pg_loss": 0.0, "kl_loss": 0.0}
+    last = updates[-config.minibatches :]
+    return params, opt_state, {name: float(np.mean([values[name] for values in last])) for name in last[0] if name != "skipped"}
 
 
-def _check_finite(metrics: dict[str, float], step: int) -> None:
-    for name in ("loss", "grad_norm"):
-        if not np.isfinite(metrics[name]):
-            raise RunError(
-                f"{name} became {metrics[name]} at step {step}; that update was not made and training stopped. Start again "
-                "with a lower --lr; metrics.csv shows at which step it began."
-            )
+def _check_finite(updates: list[dict[str, np.ndarray]], step: int) -> None:
+    if first := next((values for values in updates if values["skipped"]), None):
+        name = next(name for name in ("loss", "grad_norm") if not np.isfinite(first[name]))
+        raise RunError(
+            f"{name} became {first[name]} at step {step}; that update was not made and training stopped. Start again "
+            "with a lower --lr; metrics.csv shows at which step it began."
+        )
 
 
 @contextlib.contextmanager

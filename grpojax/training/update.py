@@ -27,23 +27,26 @@ ACTIVATION_BYTES = 2**29
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Answers to P prompts, ready for an update. A prompt that several answers share is computed once."""
+    """Answers to P prompts, ready for an update. A prompt that several answers share is computed once.
 
-    prompts: np.ndarray  # [P, Tp] int32, padded right
-    prompt_lens: np.ndarray  # [P]
-    prompt_of: np.ndarray  # [B] int32, the prompt of each answer
-    targets: np.ndarray  # [B, N] int32, the answers, padded right
-    mask: np.ndarray  # [B, N] float32, 1 at answer tokens
-    old_logps: np.ndarray  # [B, N] float32 nats
-    advantages: np.ndarray  # [B] float32
-    ref_logps: np.ndarray | None = None  # [B, N]; None without a KL term
-    sampler_logps: np.ndarray | None = None  # [B, N], if a safeguard compares trainer and sampler
-    kl_scale: np.ndarray | None = None  # [B], factors on kl_coeff; None: 1
-    keep: np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be sampled; None: all
+    Each array is on the host or on the device.
+    """
 
-    def rows(self, index: np.ndarray) -> "Batch":
+    prompts: Array | np.ndarray  # [P, Tp] int32, padded right
+    prompt_lens: Array | np.ndarray  # [P]
+    prompt_of: Array | np.ndarray  # [B] int32, the prompt of each answer
+    targets: Array | np.ndarray  # [B, N] int32, the answers, padded right
+    mask: Array | np.ndarray  # [B, N] float32, 1 at answer tokens
+    old_logps: Array | np.ndarray  # [B, N] float32 nats
+    advantages: Array | np.ndarray  # [B] float32
+    ref_logps: Array | np.ndarray | None = None  # [B, N]; None without a KL term
+    sampler_logps: Array | np.ndarray | None = None  # [B, N], if a safeguard compares trainer and sampler
+    kl_scale: Array | np.ndarray | None = None  # [B], factors on kl_coeff; None: 1
+    keep: Array | np.ndarray | None = None  # [B, N, ceil(V / 8)] uint8, the ids that could be sampled; None: all
+
+    def rows(self, index: Array | np.ndarray) -> "Batch":
         """The batch of some of the answers, with the prompts of all."""
-        some = jax.tree.map(lambda x: x[index], self.answers())
+        some = jax.tree.map(lambda x: jnp.take(x, index, axis=0), self.answers())
         return dataclasses.replace(some, prompts=self.prompts, prompt_lens=self.prompt_lens)
 
     def answers(self) -> "Batch":
@@ -93,14 +96,14 @@ def make_batch(rollouts: Rollouts, advantages: np.ndarray, shape: BatchShape | N
     """
     shape = shape or BatchShape(bucket(int(rollouts.prompt_lens.max())), bucket(int(rollouts.answer_lens.max())))
     return Batch(
-        prompts=_fit(rollouts.prompts, shape.prompt),
+        prompts=fit_width(rollouts.prompts, shape.prompt),
         prompt_lens=rollouts.prompt_lens,
         prompt_of=np.repeat(np.arange(len(rollouts.prompts), dtype=np.int32), rollouts.group_size),
-        targets=_fit(rollouts.answers, shape.answer),
+        targets=fit_width(rollouts.targets, shape.answer),
         mask=length_mask(rollouts.answer_lens, shape.answer),
-        old_logps=_fit(rollouts.logps, shape.answer),
+        old_logps=fit_width(rollouts.logps, shape.answer),
         advantages=np.asarray(advantages, np.float32).reshape(-1),
-        keep=None if rollouts.keep is None else _fit(rollouts.keep, shape.answer, fill=0xFF),
+        keep=None if rollouts.keep is None else fit_width(rollouts.keep, shape.answer, fill=0xFF),
     )
 
 
@@ -175,6 +178,7 @@ def _update(
     batch: Batch,
     lr: float,
     micro_batch: int,
+    skip: Array | bool = False,
 ) -> tuple[Params, optax.OptState, dict[str, Array]]:
     """One optimizer step on a loss.
 
@@ -184,22 +188,24 @@ def _update(
     Args:
       lr: learning rate; another one does not compile again.
       micro_batch: answers at a time; divides B.
+      skip: [] bool, `skipped` of the update before: after one that was not made, the next ones of a step are not made either.
 
     Returns:
-      New params (same dtypes), new optimizer state, and scalars: loss, grad_norm (before the bound), and the loss's aux.
-      If loss or gradient is not finite, params and state are returned unchanged.
+      New params (same dtypes), new optimizer state, and scalars: loss, grad_norm (before the bound), the loss's aux, and
+      skipped: if it is true, because loss or gradient is not finite or by `skip`, params and state are unchanged.
     """
     grads, metrics = gradients(config, params, loss, batch, micro_batch)
     grad_norm = optax.global_norm(grads)
-    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
-    choose = lambda new, old: jnp.where(finite, new.astype(old.dtype), old)
+    skipped = skip | ~(jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm))
+    metrics |= {"grad_norm": grad_norm, "skipped": skipped}
+    choose = lambda new, old: jnp.where(skipped, old, new.astype(old.dtype))
     updates, new_state = optimizer.update(grads, opt_state, _float32(params))
     moved = jax.tree.map(lambda p, u: choose(p.astype(jnp.float32) - lr * u, p), params, updates)
     if config.device.accelerated:
-        return moved, jax.tree.map(choose, new_state, opt_state), metrics | {"grad_norm": grad_norm}
+        return moved, jax.tree.map(choose, new_state, opt_state), metrics
     old_state = _after(moved, opt_state, optimizer)  # the moments depend on the gradient alone
     _, new_state = optimizer.update(grads, old_state, _float32(params))
-    return moved, jax.tree.map(choose, new_state, old_state), metrics | {"grad_norm": grad_norm}
+    return moved, jax.tree.map(choose, new_state, old_state), metrics
 
 
 def _after(params: Params, opt_state: optax.OptState, optimizer: optax.GradientTransformation) -> optax.OptState:
@@ -324,10 +330,12 @@ def activation_bytes(config: QwenConfig, batch: Batch, rows: int, layers: int | 
     return rows * length * (layers * products * itemsize + attention * 4)
 
 
-def _fit(rows: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
-    """[B, n, ...] cut or padded to [B, size, ...]."""
+def fit_width(rows: Array | np.ndarray, size: int, fill: int = 0) -> Array | np.ndarray:
+    """[B, n, ...] cut or padded to [B, size, ...], where it is: on the host or on the device."""
+    if rows.shape[1] == size:
+        return rows
     padding = ((0, 0), (0, max(0, size - rows.shape[1])), *((0, 0),) * (rows.ndim - 2))
-    return np.pad(rows[:, :size], padding, constant_values=fill)
+    return (jnp if isinstance(rows, Array) else np).pad(rows[:, :size], padding, constant_values=fill)
 
 
 def _float32(tree: Params) -> Params:

@@ -1,6 +1,7 @@
 """The training loop: what a step samples, updates and records; a resumed run draws what an unbroken one does."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -388,18 +389,18 @@ def test_weights_that_are_not_finite_are_named_by_the_loss(steps_of, tiny_policy
 
 
 @pytest.fixture
-def second_update_fails(monkeypatch):
-    """Makes the second update of a step fail: `second_update_fails(error)`; None: its loss is NaN."""
+def update_fails(monkeypatch):
+    """Makes the n-th update fail: `update_fails(error, n)`; None: its loss is NaN. Two updates a step: the 4th is the second of step 2."""
 
-    def make(error):
-        real, calls = module.update_in_place, []
+    def make(error, failing=4):
+        real, calls = module.update_in_place, itertools.count(1)
 
-        def update(*args):
-            calls.append(args)
-            if len(calls) == 4 and error is not None:  # two updates a step: the second one of step 2
-                raise error
-            params, opt_state, metrics = real(*args)
-            return params, opt_state, metrics | ({"loss": jnp.float32(jnp.nan)} if len(calls) == 4 else {})
+        def update(config, optimizer, params, opt_state, loss, batch, *rest):
+            if next(calls) == failing:
+                if error is not None:
+                    raise error
+                batch = dataclasses.replace(batch, advantages=batch.advantages * np.nan)
+            return real(config, optimizer, params, opt_state, loss, batch, *rest)
 
         monkeypatch.setattr(module, "update_in_place", update)
 
@@ -408,8 +409,8 @@ def second_update_fails(monkeypatch):
 
 @pytest.mark.parametrize("changes", [{}, {"inner_epochs": 1, "rollout_reuse": "pool", "minibatches": 2}])
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
-def test_a_failure_in_the_middle_of_a_step_keeps_the_state_before_it(steps_of, second_update_fails, changes, error):
-    second_update_fails(error)
+def test_a_failure_in_the_middle_of_a_step_keeps_the_state_before_it(steps_of, update_fails, changes, error):
+    update_fails(error)
     steps = steps_of(make_config(**changes))
     state, _ = next(steps)
     before = jax.tree.map(np.array, (state.params, state.opt_state))
@@ -432,9 +433,21 @@ def test_an_interrupt_inside_the_update_that_took_the_weights_leaves_no_state(st
     assert caught.value.state is None
 
 
-def test_a_state_too_large_to_copy_is_none(steps_of, second_update_fails, monkeypatch):
+def test_after_an_update_that_is_not_finite_the_next_ones_of_the_step_are_not_made(steps_of, update_fails, monkeypatch):
+    """So the state is as before the step, even if it is too large to copy."""
     monkeypatch.setattr(module, "BACKUP_BYTES", 0)
-    second_update_fails(None)
+    update_fails(None, failing=3)
+    steps = steps_of(make_config())
+    state, _ = next(steps)
+    before = jax.tree.map(np.array, (state.params, state.opt_state))
+    with pytest.raises(RunError, match="^loss became nan at step 2;") as caught:
+        next(steps)
+    assert_same_arrays((caught.value.state.params, caught.value.state.opt_state), before)
+
+
+def test_a_state_too_large_to_copy_is_none(steps_of, update_fails, monkeypatch):
+    monkeypatch.setattr(module, "BACKUP_BYTES", 0)
+    update_fails(None)
     steps = steps_of(make_config())
     state, _ = next(steps)
     with pytest.raises(RunError) as caught:

@@ -34,9 +34,9 @@ def main() -> None:
     rows = [measure(name, args.out / name, args.seed, more) for name in args.variants]
     (args.out / "results.json").write_text(json.dumps({"results": rows}, indent=2) + "\n")
     draw({row["variant"]: args.out / row["variant"] for row in rows}, args.out / "variants.png")
-    columns = "held-out, greedy | right, all samples | think format | tokens | entropy | clipped | prompts | seconds"
+    columns = "held-out, greedy | right, all samples | think format | tokens | entropy | clipped | prompts"
     print(f"| variant | {columns} |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         cells = [
             f"{row['before']:.1f} → {row['after']:.1f} %",
@@ -44,7 +44,6 @@ def main() -> None:
             *(" → ".join(f"{x:.{digits}f}" for x in row[name]) for name, digits in (("length", 1), ("entropy", 2))),
             "-" if np.isnan(row["clip_frac"]) else f"{100 * row['clip_frac']:.2f} %",
             str(row["groups_drawn"]),
-            f"{row['seconds']:.0f}",
         ]
         print(f"| `{row['variant']}` | {' | '.join(cells)} |".replace("- → -", "-"))
 

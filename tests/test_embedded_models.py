@@ -141,3 +141,23 @@ def test_glance_reads_times_as_plus(make_tiny):
     right = {level: [glance(p) == p.answer for p in problems if p.level == level] for level in range(1, 6)}
     assert all(right[1])
     assert not any(right[2])
+
+
+@pytest.mark.slow
+def test_the_report(make_tiny, policies, monkeypatch, capsys):
+    """On 10 problems: two of each level, so every accuracy is there."""
+    monkeypatch.setattr(make_tiny, "arithmetic_problems", lambda start, count, split: arithmetic_problems(start, 10, split))
+    make_tiny.report(policies["tiny-reasoning"])
+    lines = capsys.readouterr().out.splitlines()
+    accuracy = r"\d+\.\d % \(by level( \d+){5}\)"
+    for line, pattern in zip(lines, [
+        rf"  greedy: {accuracy}",
+        rf"  8 samples each, temperature 0\.8, top-p 0\.9: {accuracy}",
+        rf"  pass@8: {accuracy}",
+        r"  groups of 8 with right and wrong answers: \d+ %",
+        r"  both think tags in order: \d+ %",
+        r"  tokens: \d+ greedy, \d+ sampled",
+    ], strict=False):  # fmt: skip
+        assert re.fullmatch(pattern, line)
+    styles = [re.fullmatch(r"  style (.{8}) +(\d+\.\d) % of the samples; right .*", line) for line in lines[6:]]
+    assert sum(float(style[2]) for style in styles) == pytest.approx(100, abs=0.3)

@@ -237,6 +237,19 @@ def test_without_out_the_folder_is_named_after_variant_model_and_time(call, no_p
     assert re.fullmatch(r"clipped-tiny-\d{8}-\d{6}", folder.name)
 
 
+def test_the_default_folder_of_a_variant_from_a_module_has_no_colon(call, no_plots, monkeypatch):
+    """Not every file system takes one."""
+    Path("own_rows.py").write_text("import grpojax as gj\nROW = gj.Variant('row', gj.VARIANTS['grpo'].loss, gj.VARIANTS['grpo'].recipe)\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    try:
+        assert call(variant="own_rows:ROW", steps=1, out=None)[0] == 0
+    finally:
+        VARIANTS.pop("row", None)
+        sys.modules.pop("own_rows", None)
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("own_rows.ROW-tiny-")
+
+
 def test_checkpoints_load_as_models_and_hold_what_was_trained(call, no_plots, tiny_policy):
     call(checkpoint_every=1)
     tokens = np.arange(8).reshape(1, 8)

@@ -1,7 +1,7 @@
-"""grpojax: `gj.train` for the step; make_rollouts, score and update for its parts. bfloat16 is that of the products;
-weights, moments and log-probs stay float32.
+"""grpojax: `gj.train` for the step; make_rollouts, score and update for its parts. In bfloat16 only the products
+are; weights, moments and log-probs stay float32.
 
-Everything that depends on how grpojax is called stands here.
+No other file here depends on grpojax's API.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""How a peer is spoken to: one JSON object a line, on its stdin and stdout. What libraries print goes to stderr.
+"""The protocol of a peer process: one JSON object a line, on its stdin and stdout. What libraries print goes to stderr.
 
 A peer is a class that is made from a `Task` and has
 
@@ -10,7 +10,7 @@ A peer is a class that is made from a `Task` and has
     moved()             largest change of a fixed matrix of its weights since they were loaded
     peak_bytes()        largest memory on the device; asked on a GPU alone
 
-`step` and `parts` return a `Turn`; a trainer's loop finds one as `turn` and notes its parts there. All of a peer's work
+`step` and `parts` return a `Turn`; a trainer's loop has one as `turn` and records its parts there. All of a peer's work
 is done in the main thread: with a second one at work, libgomp counts more threads than cores and lets torch's wait for
 each other asleep, which halves their speed on small models.
 """

@@ -1,7 +1,5 @@
 """Log-probabilities, entropies and answer masks of token sequences. Logits become float32 nats here."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -83,7 +81,7 @@ def answer_mask(tokens: Array, prompt_lens: Array, stop_ids: tuple[int, ...]) ->
     return (after_prompt & (stops_before == 0))[:, 1:].astype(jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnames="size")
+@jax.jit(static_argnames="size")
 def length_mask(lengths: Array, size: int) -> Array:
     """[B] answer lengths -> [B, size] float32, 1 at the first `lengths[b]` positions of row b."""
     return (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.float32)

@@ -1,7 +1,7 @@
 """Importance ratios, and the objectives built on them. Elementwise, to be maximised; nothing is averaged here.
 
 A ratio is [B, S] (one per token) or [B] (one per answer). An objective takes either, with advantages of the same shape, and
-returns its value and where its bound holds, so that the gradient is zero.
+returns its value, and a bool where its bound makes the gradient zero.
 """
 
 import jax

@@ -21,7 +21,7 @@ from jax import Array
 from grpojax.qwen.config import QwenConfig
 
 BLOCK_SIZE, MAX_BLOCKS = 128, 4
-"""A cache for decoding has blocks of at least so many positions, and at most so many blocks."""
+"""The smallest block of a cache for decoding, in positions, and the largest number of blocks."""
 
 SPLASH_BLOCK = 512
 """Queries and keys of one tile of the TPU's kernel. Sequences are padded to a multiple of it, or of 128 if they are shorter."""

@@ -127,7 +127,7 @@ def save_policy(policy: Policy, path: str | Path) -> None:
     Raises:
       InputError: `path` exists and is not an empty folder.
     """
-    with _written_aside(Path(path)) as folder:
+    with _renamed_when_complete(Path(path)) as folder:
         _write_descriptions(policy, folder)
         tensors = tensors_from_tree(policy.config, policy.params)
         safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -139,7 +139,7 @@ def save_orbax(policy: Policy, path: str | Path) -> None:
     Raises:
       InputError: `path` exists and is not an empty folder.
     """
-    with _written_aside(Path(path)) as folder:
+    with _renamed_when_complete(Path(path)) as folder:
         write_orbax(policy, folder)
 
 
@@ -274,16 +274,16 @@ def _check_unused(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _written_aside(path: Path) -> Iterator[Path]:
+def _renamed_when_complete(path: Path) -> Iterator[Path]:
     """A folder beside `path` that is renamed to it when all is written, and removed if writing fails."""
     _check_unused(path)
-    aside = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}"
-    aside.mkdir(parents=True)
+    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}"
+    partial.mkdir(parents=True)
     try:
-        yield aside
-        os.replace(aside, path)
+        yield partial
+        os.replace(partial, path)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
 
 

@@ -1,1 +1,1 @@
-"""The three compiled programs (generate, score, update), and the loop that runs them."""
+"""The compiled programs (generate, score, update; admit and decode for evaluations), and the loop that runs them."""

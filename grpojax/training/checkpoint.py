@@ -1,4 +1,4 @@
-"""Checkpoints: a policy folder that also holds the optimizer state. It is written aside and renamed when complete.
+"""Checkpoints: a policy folder that also holds the optimizer state. It is written under a temporary name, then renamed.
 
     checkpoints/<step>/config.json, tokenizer files, params/   what load_policy reads
                        optimizer/                             the optax state
@@ -108,7 +108,7 @@ def load_checkpoint(
 
 
 def _write_progress(folder: Path, state: TrainState) -> None:
-    """The place in the list of problems, and the groups carried over: their arrays in one file, the rest in another."""
+    """The number of problems used, and the groups carried over: their arrays in one file, the rest in another."""
     arrays, carried = {}, []
     for i, group in enumerate(state.carried):
         arrays |= {f"{i}/{name}": x for name, x in vars(group.rollouts).items() if x is not None and name != "targets"}

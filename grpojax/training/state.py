@@ -40,7 +40,7 @@ class TrainState:
     step: int  # steps done
     params: Params
     opt_state: optax.OptState
-    problems_used: int = 0  # the next step starts at this problem of the list, around its end
+    problems_used: int = 0  # the next step starts at this index of the list, which wraps around
     carried: tuple[Group, ...] = ()  # groups that dynamic sampling drew beyond its need, for the next step
     reference: Params | None = None  # the refreshed reference of a KL term; None: the weights the run began with
 
@@ -58,7 +58,7 @@ class Run:
     optimizer: optax.GradientTransformation
 
     def problems_from(self, start: int, count: int) -> list[Problem]:
-        """`count` problems from place `start` of the list on, around its end."""
+        """`count` problems from index `start`, wrapping around at the end of the list."""
         return [self.problems[i % len(self.problems)] for i in range(start, start + count)]
 
     def prompt_ids(self, problem: Problem) -> list[int]:

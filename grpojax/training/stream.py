@@ -20,7 +20,7 @@ from grpojax.training.rollout import answer_keys, bucket, draw_tokens, encode_pr
 from grpojax.training.sampling import Sampler
 
 PARTS = 4
-"""Waiting prompts are admitted when one slot in so many is free."""
+"""Waiting prompts are admitted when this fraction of the slots, one in four, is free."""
 
 
 @jax.tree_util.register_dataclass

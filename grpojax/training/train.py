@@ -44,7 +44,7 @@ def train(
 ) -> Iterator[tuple[TrainState, StepRecord]]:
     """Runs the steps after `state.step` up to `config.steps`.
 
-    Each step takes the next prompts_per_step problems of the list, around its end; with dynamic sampling as many as it
+    Each step takes the next prompts_per_step problems of the list, which wraps around; with dynamic sampling as many as it
     needs. Its randomness comes from fold_in(fold_in(seed, step), epoch), so a resumed run draws what an unbroken one would.
 
     Args:

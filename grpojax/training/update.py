@@ -225,7 +225,7 @@ update_in_place = _compiled(donate_argnames=("params", "opt_state"))
 
 
 def fitting_micro_batch(config: QwenConfig, batch: Batch, backward: bool = True) -> int:
-    """The largest divisor of B for which the activations of so many answers fit into the device's memory, or 1.
+    """The largest divisor of B such that the activations of that number of answers fit into the device's memory, or 1.
 
     Without a backward pass only those of one layer are there at a time.
     """
@@ -319,7 +319,7 @@ def _answer_logps(
 
 
 def activation_bytes(config: QwenConfig, batch: Batch, rows: int, layers: int | None = None) -> int:
-    """About how much memory so many answers of a batch need: the results of the matrix products of these layers (None: all, as
+    """About how many bytes this number of answers (`rows`) of a batch needs: the results of the matrix products of these layers (None: all, as
     a backward pass needs), and the attention of one layer."""
     itemsize = jnp.dtype(config.compute_dtype).itemsize
     length, keys = batch.targets.shape[1], batch.targets.shape[1] + batch.prompts.shape[1]

@@ -148,11 +148,11 @@ def test_padded_rows_equal_single_rows(tiny_config, family):
     # On the left: positions count from the first real token, and the noise before it is masked.
     pads = width - np.array(lengths)
     shifted = np.stack([np.roll(row, pad) for row, pad in zip(tokens, pads, strict=True)])
-    places = np.arange(width)
-    positions = np.maximum(places[None, :] - pads[:, None], 0)
+    columns = np.arange(width)
+    positions = np.maximum(columns[None, :] - pads[:, None], 0)
     _, causal = causal_inputs(shifted)
     hidden, _ = hidden_states(
-        config, params, shifted, positions, causal & (places[None, None, :] >= pads[:, None, None])
+        config, params, shifted, positions, causal & (columns[None, None, :] >= pads[:, None, None])
     )
     left = np.asarray(head_logits(config, params, hidden))
     assert np.isfinite(left).all()  # also where a padding token sees nothing at all

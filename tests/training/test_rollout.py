@@ -170,7 +170,7 @@ def test_the_loop_ends_when_all_rows_have_stopped(monkeypatch):
 
 
 def test_answers_of_a_chain_are_drawn_from_its_distribution():
-    """A coin: 0 with 3/4, 1 with 1/4, at every place. 2,000 answers of 4: 8000 draws, ones 2000 +- 4 * 38.7."""
+    """A coin: 0 with 3/4, 1 with 1/4, at every position. 2,000 answers of 4: 8000 draws, ones 2000 +- 4 * 38.7."""
     policy = chain([0, 0], stop_ids=())
     # the hidden state is one-hot times sqrt(2), so that its mean square is 1
     head = np.float32([[1.0, 1.0], [0.0, 0.0]]) * np.float32(np.log(3) / np.sqrt(2))
@@ -178,7 +178,7 @@ def test_answers_of_a_chain_are_drawn_from_its_distribution():
     got = make_rollouts(policy, params, [[0]], jax.random.key(3), make_sampler(1.0), 2000, 4)
     np.testing.assert_allclose(np.exp(got.logps), np.where(got.answers == 0, 0.75, 0.25), rtol=1e-4)
     assert abs(got.answers.sum() - 2000) < 155
-    columns = got.answers.sum(axis=0)  # and the places are drawn apart: each 500 +- 4 * 19.4
+    columns = got.answers.sum(axis=0)  # and the positions are independent: each 500 +- 4 * 19.4
     assert (abs(columns - 500) < 78).all()
     assert abs(np.corrcoef(got.answers[:, 0], got.answers[:, 1])[0, 1]) < 0.09  # 4 / sqrt(2000)
 

@@ -1,4 +1,4 @@
-"""Answers to many prompts: slots are taken again, and no answer depends on its neighbours, its place or its moment."""
+"""Answers to many prompts: slots are reused, and no answer depends on its neighbours, its slot or when it starts."""
 
 import dataclasses
 import functools
@@ -89,7 +89,7 @@ COUNTDOWN = chain([0, 0, 1, 2, 3, 4, 5, 6, 7, 7], stop_ids=(0,))
 
 
 def test_a_finished_answer_frees_its_slot_while_a_long_one_continues():
-    """Two slots. 8 has 8 tokens before it; those of 2, 3 and 1 follow each other in the other place meanwhile."""
+    """Two slots. 8 has 8 tokens before it; those of 2, 3 and 1 follow each other in the other slot meanwhile."""
     got = streamed(COUNTDOWN, [[8], [2], [3], [1]], GREEDY, slots=2)
     assert [answered.prompt for answered in got] == [1, 2, 3, 0]
     assert got == [

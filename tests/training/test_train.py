@@ -147,8 +147,8 @@ def test_problems_are_taken_in_order_and_start_over_also_after_a_resume(steps_of
     def asked(steps):
         return [[sample.problem for sample in record.samples[::4]] for _, record in steps]
 
-    def texts(*places):
-        return [PROBLEMS[i].text for i in places]
+    def texts(*indices):
+        return [PROBLEMS[i].text for i in indices]
 
     config = make_config(steps=4, inner_epochs=1)
     order = [texts(0, 1), texts(2, 3), texts(4, 0), texts(1, 2)]

@@ -152,9 +152,8 @@ class Program:
     def _traffic(self, line: Instruction, lines: dict[str, Instruction]) -> float:
         given = [lines[name] for name in line.operands if name in lines]
         if line.opcode == "fusion" and (inside := self._computations.get(line.called("calls"))):
-            parameters = {_index(x): x for x in inside.values() if x.opcode == "parameter"}
-            read = sum(min(x.bytes, _read(parameters[i], inside)) if i in parameters else x.bytes for i, x in enumerate(given))
-            return read + _written(next(x for x in inside.values() if x.root), inside)
+            read = sum(min(x.bytes, self._read(i, inside)) for i, x in enumerate(given))
+            return read + self._written(next(x for x in inside.values() if x.root), inside)
         if line.opcode == "custom-call" and "fmhaSoftmax" in line.text and "PADDING" in line.text:
             return given[0].bytes + self._filled * sum(x.bytes for x in given[1:3]) + line.bytes
         if line.opcode == "dynamic-update-slice":
@@ -165,6 +164,41 @@ class Program:
             moved = line.arrays[line.opcode == "slice-start"]
             return _size(moved) * sum(_ON_CHIP not in layout for layout in (moved[2], given[0].arrays[0][2]))
         return sum({x.name: x.bytes for x in given}.values()) + line.bytes
+
+    def _read(self, index: int, inside: dict[str, Instruction]) -> float:
+        """Bytes that a fusion reads of its operand number `index`."""
+        parameter = next(x for x in inside.values() if x.opcode == "parameter" and _index(x) == index)
+        sliced, pending = 0.0, [parameter.name]
+        while pending:
+            name = pending.pop()
+            for user in inside.values():
+                if name not in user.operands:
+                    continue
+                if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
+                    sliced += user.bytes
+                elif user.opcode in ("dynamic-update-slice", "scatter") and user.operands[0] == name:
+                    continue  # the rest stays as it is
+                elif user.opcode == "bitcast":
+                    pending.append(user.name)
+                elif user.opcode == "fusion" and (within := self._computations.get(user.called("calls"))):
+                    sliced += sum(self._read(i, within) for i, operand in enumerate(user.operands) if operand == name)
+                else:
+                    return parameter.bytes
+        return min(sliced, parameter.bytes)
+
+    def _written(self, root: Instruction, inside: dict[str, Instruction]) -> float:
+        """Bytes that a fusion writes."""
+        if root.opcode == "tuple":
+            return sum(self._written(inside[name], inside) for name in root.operands)
+        if root.opcode == "bitcast":
+            return self._written(inside[root.operands[0]], inside)
+        if root.opcode == "fusion" and (within := self._computations.get(root.called("calls"))):
+            return self._written(next(x for x in within.values() if x.root), within)
+        if root.opcode == "dynamic-update-slice":
+            return inside[root.operands[1]].bytes
+        if root.opcode == "scatter":
+            return inside[root.operands[-1]].bytes
+        return root.bytes
 
     def _operations(self, line: Instruction, lines: dict[str, Instruction]) -> float:
         if line.opcode == "fusion":
@@ -189,38 +223,6 @@ class Program:
             used = 0.5 if "CAUSAL" in line.text else 1.0
             return 2.0 * products * math.prod(queries) * keys[1] * used
         return 0.0
-
-
-def _read(parameter: Instruction, inside: dict[str, Instruction]) -> float:
-    """Bytes that a fusion reads of one parameter."""
-    sliced, pending = 0.0, [parameter.name]
-    while pending:
-        name = pending.pop()
-        for user in inside.values():
-            if name not in user.operands:
-                continue
-            if user.opcode in ("dynamic-slice", "slice", "gather") and user.operands[0] == name:
-                sliced += user.bytes
-            elif user.opcode in ("dynamic-update-slice", "scatter") and user.operands[0] == name:
-                continue  # the rest stays as it is
-            elif user.opcode == "bitcast":
-                pending.append(user.name)
-            else:
-                return parameter.bytes
-    return min(sliced, parameter.bytes)
-
-
-def _written(root: Instruction, inside: dict[str, Instruction]) -> float:
-    """Bytes that a fusion writes."""
-    if root.opcode == "tuple":
-        return sum(_written(inside[name], inside) for name in root.operands)
-    if root.opcode == "bitcast":
-        return _written(inside[root.operands[0]], inside)
-    if root.opcode == "dynamic-update-slice":
-        return inside[root.operands[1]].bytes
-    if root.opcode == "scatter":
-        return inside[root.operands[-1]].bytes
-    return root.bytes
 
 
 def _kind(line: Instruction) -> str:

@@ -48,14 +48,20 @@ def token_entropy(logits: Array) -> Array:
     >>> print(token_entropy(jnp.array([0.0, 0.0, -jnp.inf])))  # two equal ids: ln 2
     0.6931472
     """
+    return logsumexp_and_entropy(logits)[1]
+
+
+def logsumexp_and_entropy(logits: Array) -> tuple[Array, Array]:
+    """ln(sum exp(logit)), which subtracted from a logit gives its log-prob, and `token_entropy`, from the same sums."""
     logits = logits.astype(jnp.float32)
-    shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    shifted = logits - top
     possible = ~jnp.isneginf(shifted)  # NaN stays NaN
     shifted = jnp.where(possible, shifted, 0.0)  # before exp and the product, so that no gradient becomes inf * 0
     weights = jnp.where(possible, jnp.exp(shifted), 0.0)
     total = jnp.sum(weights, axis=-1)
     # p = weight / total, so -sum p ln p = ln(total) - sum(weight * shifted) / total: both sums in one pass.
-    return jnp.log(total) - jnp.sum(weights * shifted, axis=-1) / total
+    return top[..., 0] + jnp.log(total), jnp.log(total) - jnp.sum(weights * shifted, axis=-1) / total
 
 
 def answer_mask(tokens: Array, prompt_lens: Array, stop_ids: tuple[int, ...]) -> Array:

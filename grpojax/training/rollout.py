@@ -10,7 +10,7 @@ from jax import Array
 
 from grpojax.device import program
 from grpojax.errors import InputError
-from grpojax.loss.logprobs import pack_keep, token_entropy
+from grpojax.loss.logprobs import logsumexp_and_entropy, pack_keep
 from grpojax.qwen.attention import Cache
 from grpojax.qwen.config import QwenConfig
 from grpojax.qwen.model import Params, answer_caches, decoding_params, head_logits, hidden_states, sequence_positions
@@ -186,15 +186,17 @@ def generate(
     def draw(n, logits, drawn: _Drawn) -> _Drawn:
         """Token n of every row that has not stopped."""
         token, keep = draw_tokens(logits, row_keys, n, sampler, known_ids, config.device.kind)
+        normalizer, entropies = logsumexp_and_entropy(logits)
         scored = logits if score_temperature is None else logits / score_temperature
         scored = jnp.where(keep, scored, -jnp.inf) if keep_mask else scored
-        chosen = jnp.take_along_axis(scored, token[:, None], axis=-1)[:, 0]
-        logps = chosen - jax.nn.logsumexp(scored, axis=-1)
+        if scored is not logits:
+            normalizer = jax.nn.logsumexp(scored, axis=-1)
+        logps = jnp.take_along_axis(scored, token[:, None], axis=-1)[:, 0] - normalizer
         running = ~drawn.done
         return _Drawn(
             answers=drawn.answers.at[:, n].set(jnp.where(running, token, 0)),
             logps=drawn.logps.at[:, n].set(jnp.where(running, logps, 0.0)),
-            entropies=drawn.entropies.at[:, n].set(jnp.where(running, token_entropy(logits), 0.0)),
+            entropies=drawn.entropies.at[:, n].set(jnp.where(running, entropies, 0.0)),
             answer_lens=drawn.answer_lens + running,
             done=drawn.done | jnp.isin(token, stops),
             keep=drawn.keep.at[:, n].set(pack_keep(keep | ~running[:, None])) if keep_mask else None,

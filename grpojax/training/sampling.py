@@ -9,11 +9,7 @@ from jax import Array
 
 from grpojax.errors import InputError
 
-_PROBABILITY_BITS = 30  # of a float32 up to 1.0, 0x3F800000; the bits of non-negative floats are ordered like the floats
-
-_SEARCH = {"cpu": (1, 1), "cuda": (5, 2), "tpu": (5, 1)}
-"""Bits of the top-p threshold found in one pass over the probabilities, and the axis of the values that are tried in it. A CPU
-is limited by comparisons, of which 31 find 5 bits; a GPU or TPU by passes."""
+_PROBABILITY_BITS, _PASS_BITS = 30, 5  # of a float32 up to 1.0, 0x3F800000; the bits of non-negative floats are ordered like the floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +57,10 @@ def sample(logits: Array, keys: Array, sampler: Sampler, device: str = "cpu") ->
     if sampler.temperature is None:
         token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         return token, jnp.arange(logits.shape[-1])[None, :] == token[:, None]
-    likely = keep_likely(logits / sampler.temperature, sampler.top_p, sampler.top_k, device)
-    weights = jnp.exp(likely - jnp.max(likely, axis=-1, keepdims=True))
+    scaled = logits / sampler.temperature
+    likely = keep_likely(scaled, sampler.top_p, sampler.top_k, device)
+    # The most likely token is always kept. A CPU finds its logit in a pass it makes anyway; elsewhere it is known already.
+    weights = jnp.exp(likely - jnp.max(likely if device == "cpu" else scaled, axis=-1, keepdims=True))
     return jax.vmap(draw)(keys, weights), ~jnp.isneginf(likely)
 
 
@@ -113,21 +111,27 @@ def keep_likely(logits: Array, top_p: float | None, top_k: int | None, device: s
 def _nucleus_threshold(probs: Array, top_p: float, device: str) -> Array:
     """The largest probability t with sum(probs >= t) >= top_p, [B, 1], exact.
 
-    Bits of t are found from the highest down, a few in each pass over the probabilities: of all values that they could give
-    t, the largest that reaches top_p.
+    Bits of t are found from the highest down: of the values that they could give t, the largest that reaches top_p. A CPU is
+    limited by comparisons and finds one bit in each pass over the probabilities; a GPU or TPU is limited by passes and
+    finds five.
     """
-    bits, axis = _SEARCH[device]
-    along = 3 - axis  # the axis of the probabilities; the other one is that of the candidates
+    low = jnp.zeros((probs.shape[0], 1), jnp.int32)
+    if device == "cpu":
 
-    def find(i: Array | int, low: Array) -> Array:
-        shift = _PROBABILITY_BITS - bits * (i + 1)
-        wide, shape = jnp.expand_dims(probs, axis), [len(probs), probs.shape[1], probs.shape[1]]
-        shape[axis] = 2**bits - 1
-        counts = jax.lax.broadcasted_iota(jnp.int32, tuple(shape), axis) + 1
-        candidates = jax.lax.bitcast_convert_type(low[:, :, None] + (counts << shift), jnp.float32)
-        masses = jnp.sum(jnp.where(wide >= candidates, wide, 0.0), axis=along)
-        return low + (jnp.sum(masses >= top_p, axis=1, keepdims=True, dtype=jnp.int32) << shift)
+        def find_bit(i: Array, low: Array) -> Array:
+            candidate = low + (1 << (_PROBABILITY_BITS - 1 - i))
+            mass = jnp.sum(jnp.where(probs >= _as_float(candidate), probs, 0.0), axis=1, keepdims=True)
+            return jnp.where(mass >= top_p, candidate, low)
 
-    low, passes = jnp.zeros((probs.shape[0], 1), jnp.int32), _PROBABILITY_BITS // bits
-    low = jax.lax.fori_loop(0, passes, find, low, unroll=device != "cpu")  # elsewhere a turn costs more than a pass
-    return jax.lax.bitcast_convert_type(low, jnp.float32)  # 0 if rounding keeps every set below a top_p near 1: all stay
+        return _as_float(jax.lax.fori_loop(0, _PROBABILITY_BITS, find_bit, low))
+    axis = {"cuda": 2, "tpu": 1}[device]  # of the 31 candidates, where the compiler needs fewer kernels and less time
+    wide, counts = (lambda x: jnp.expand_dims(x, axis)), jnp.expand_dims(jnp.arange(1, 2**_PASS_BITS), (0, 3 - axis))
+    for shift in reversed(range(0, _PROBABILITY_BITS, _PASS_BITS)):
+        steps = (jax.lax.bitcast_convert_type(probs, jnp.int32) - low) >> shift  # from `low`, of this pass's size
+        masses = jnp.sum(jnp.where(wide(steps) >= counts, wide(probs), 0.0), axis=3 - axis)
+        low += jnp.sum(masses >= top_p, axis=1, keepdims=True, dtype=jnp.int32) << shift
+    return _as_float(low)  # 0 if rounding keeps every set below a top_p near 1: all stay
+
+
+def _as_float(bits: Array) -> Array:
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -4,13 +4,14 @@ import dataclasses
 import hashlib
 import http.client
 import json
+import operator
 import os
 import random
 import re
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from grpojax.errors import InputError, did_you_mean
 from grpojax.files import read_json_lines, replace_file
@@ -51,10 +52,17 @@ def load_problems(source: str | Path, split: str, seed: int = 0, limit: int | No
         raise InputError(f"the number of problems must be at least 1, not {limit}.")
     if source == "arithmetic":
         return arithmetic_problems(seed, limit or ARITHMETIC_COUNT[split], split)
-    if source in DATASETS:
-        path = _downloaded(PUBLISHED[_published_name(str(source), split)])
+    if source in _SPLIT_FILES:
+        path = _downloaded(PUBLISHED[_SPLIT_FILES[source][split == "eval"]])
     else:
-        path = _own_file(source)
+        path = Path(source).expanduser()
+        if path.suffix not in (".json", ".jsonl"):
+            raise InputError(
+                f"unknown data set {str(source)!r}; choose one of {', '.join(DATASETS)}, or a .json or .jsonl file."
+                f"{did_you_mean(str(source), DATASETS)}"
+            )
+        if not path.is_file():
+            raise InputError(f"the data set file {path} does not exist; give a .json or .jsonl file.")
     return read_problems(path)[:limit]
 
 
@@ -66,24 +74,24 @@ def has_eval_split(source: str | Path) -> bool:
     >>> [has_eval_split(source) for source in ("gsm8k", "math500", "my_problems.jsonl")]
     [True, False, False]
     """
-    return source in ("arithmetic", "gsm8k", "math")
+    train, evaluation = _SPLIT_FILES.get(source, ("", ""))
+    return source == "arithmetic" or train != evaluation
 
 
 def split_held_out(problems: Sequence[Problem]) -> tuple[list[Problem], list[Problem]]:
     """Splits problems into a training part and a held-out part of about one problem in ten.
 
-    A hash of the problem's text decides, ignoring case and white space. So the split does not depend on the order of
-    the problems, and problems with the same text are on the same side.
+    A hash of the problem's text decides, ignoring case and white space: neither the order of the problems matters nor
+    duplicates.
 
     >>> train, held_out = split_held_out([Problem(f"{n} + 1", str(n + 1)) for n in range(1000)])
     >>> len(train), len(held_out)
     (910, 90)
     """
-    train: list[Problem] = []
-    held_out: list[Problem] = []
+    parts: tuple[list[Problem], list[Problem]] = ([], [])
     for problem in problems:
-        (held_out if _is_held_out(" ".join(problem.text.casefold().split())) else train).append(problem)
-    return train, held_out
+        parts[_is_held_out(" ".join(problem.text.casefold().split()))].append(problem)
+    return parts
 
 
 def _is_held_out(text: str) -> bool:
@@ -104,18 +112,19 @@ def arithmetic_problems(seed: int, count: int, split: str) -> list[Problem]:
     [(1, '83 - 94', '-11'), (2, '77 * 7', '539'), (3, '75 - 94 - 84', '-103')]
     """
     rng = random.Random(f"arithmetic {split} {seed}")
-    levels = list(range(1, len(_LEVELS) + 1))
-    seen: set[str] = set()
-    problems: list[Problem] = []
+    levels = list(_LEVELS)
+    problems: dict[str, Problem] = {}
     while len(problems) < count and levels:
         for level in tuple(levels):
-            text = _draw_new(_LEVELS[level - 1], rng, split, seen)
-            if text is None:
-                levels.remove(level)
+            for _ in range(1000):
+                text = _draw(level, rng)
+                if text not in problems and _arithmetic_split(text) == split:
+                    answer = worked_steps(text)[-1].rpartition(" = ")[2]
+                    problems[text] = Problem(text, answer, "arithmetic", level)
+                    break
             else:
-                seen.add(text)
-                problems.append(Problem(text, str(_Expression(text).value), "arithmetic", level))
-    return problems[:count]
+                levels.remove(level)
+    return list(problems.values())[:count]
 
 
 def worked_steps(text: str) -> list[str]:
@@ -127,90 +136,63 @@ def worked_steps(text: str) -> list[str]:
     Raises:
       InputError: if the text is not made of integers, + - * and parentheses.
     """
-    return _Expression(text).steps
+    steps: list[str] = []
+    tokens = [*re.findall(r"\d+|\S", text), ""]  # "" is the end
+
+    def value(rank: int) -> int:
+        if rank == len(_OPERATIONS):
+            token = tokens.pop(0)
+            if token == "(":
+                return sum_until(")")
+            return int(token) if token.isdecimal() else refuse()
+        left = value(rank + 1)
+        while tokens[0] in _OPERATIONS[rank]:
+            sign = tokens.pop(0)
+            right = value(rank + 1)
+            result = _OPERATIONS[rank][sign](left, right)
+            steps.append(f"{left} {sign} {right} = {result}")
+            left = result
+        return left
+
+    def sum_until(end: str) -> int:
+        number = value(0)
+        return number if tokens.pop(0) == end else refuse()
+
+    def refuse() -> NoReturn:
+        raise InputError(f"cannot read the expression {text!r}; use integers, + - * and parentheses.")
+
+    sum_until("")
+    return steps
 
 
-def _level_1(rng: random.Random) -> str:
-    return f"{rng.randint(1, 99)} {rng.choice('+-')} {rng.randint(1, 99)}"
+_OPERATIONS = ({"+": operator.add, "-": operator.sub}, {"*": operator.mul})  # by rank
+_LEVELS = {
+    1: "1..99 ? 1..99",
+    2: "11..99 * 2..9",
+    3: "1..99 ? 1..99 ? 1..99",
+    4: "1..99 ? 2..19 * 2..9",
+    5: "(1..20 ? 1..20) * 2..9 ? 1..99",
+}
+"""Problems by level: a..b stands for a number from a to b, and ? for + or -."""
 
 
-def _level_2(rng: random.Random) -> str:
-    factors = [rng.randint(11, 99), rng.randint(2, 9)]
-    rng.shuffle(factors)
-    return f"{factors[0]} * {factors[1]}"
+def _draw(level: int, rng: random.Random) -> str:
+    """A problem of a level; the factors of level 2 come in either order."""
 
+    def part(match: re.Match) -> str:
+        return rng.choice("+-") if match[0] == "?" else str(rng.randint(int(match[1]), int(match[2])))
 
-def _level_3(rng: random.Random) -> str:
-    return f"{_level_1(rng)} {rng.choice('+-')} {rng.randint(1, 99)}"
-
-
-def _level_4(rng: random.Random) -> str:
-    return f"{rng.randint(1, 99)} {rng.choice('+-')} {rng.randint(2, 19)} * {rng.randint(2, 9)}"
-
-
-def _level_5(rng: random.Random) -> str:
-    bracket = f"({rng.randint(1, 20)} {rng.choice('+-')} {rng.randint(1, 20)})"
-    return f"{bracket} * {rng.randint(2, 9)} {rng.choice('+-')} {rng.randint(1, 99)}"
-
-
-_LEVELS: tuple[Callable[[random.Random], str], ...] = (_level_1, _level_2, _level_3, _level_4, _level_5)
-
-
-def _draw_new(draw: Callable[[random.Random], str], rng: random.Random, split: str, seen: set[str]) -> str | None:
-    """Draws a problem of the split that is not in `seen`; None after 1000 failed draws."""
-    for _ in range(1000):
-        text = draw(rng)
-        if text not in seen and _arithmetic_split(text) == split:
-            return text
-    return None
+    text = re.sub(r"(\d+)\.\.(\d+)|\?", part, _LEVELS[level])
+    if level == 2:
+        factors = text.split(" * ")
+        rng.shuffle(factors)
+        text = " * ".join(factors)
+    return text
 
 
 def _arithmetic_split(text: str) -> str:
     """The split of a problem; reordering its numbers and signs does not change it."""
     return "eval" if _is_held_out(" ".join(sorted(re.findall(r"\d+|\S", text)))) else "train"
-
-
-class _Expression:
-    """An arithmetic expression, evaluated while it is parsed: its `value` and the `steps` that lead to it."""
-
-    def __init__(self, text: str):
-        self.steps: list[str] = []
-        self._text = text
-        self._tokens = re.findall(r"\d+|\S", text)
-        self.value = self._sum()
-        if self._tokens:
-            raise self._error()
-
-    def _sum(self) -> int:
-        value = self._product()
-        while self._tokens and self._tokens[0] in "+-":
-            value = self._step(value, self._tokens.pop(0), self._product())
-        return value
-
-    def _product(self) -> int:
-        value = self._atom()
-        while self._tokens and self._tokens[0] == "*":
-            value = self._step(value, self._tokens.pop(0), self._atom())
-        return value
-
-    def _atom(self) -> int:
-        token = self._tokens.pop(0) if self._tokens else ""
-        if token.isdecimal():
-            return int(token)
-        if token != "(":
-            raise self._error()
-        value = self._sum()
-        if not self._tokens or self._tokens.pop(0) != ")":
-            raise self._error()
-        return value
-
-    def _step(self, left: int, operator: str, right: int) -> int:
-        value = {"+": left + right, "-": left - right, "*": left * right}[operator]
-        self.steps.append(f"{left} {operator} {right} = {value}")
-        return value
-
-    def _error(self) -> InputError:
-        return InputError(f"cannot read the expression {self._text!r}; use integers, + - * and parentheses.")
 
 
 # --- files ---
@@ -265,17 +247,6 @@ def _field(where: str, row: dict[str, Any], name: str) -> str:
     return text
 
 
-def _own_file(source: str | Path) -> Path:
-    path = Path(source).expanduser()
-    if path.suffix in (".json", ".jsonl"):
-        if not path.is_file():
-            raise InputError(f"the data set file {path} does not exist; give a .json or .jsonl file.")
-        return path
-    names = ", ".join(DATASETS)
-    hint = did_you_mean(str(source), DATASETS)
-    raise InputError(f"unknown data set {str(source)!r}; choose one of {names}, or a .json or .jsonl file.{hint}")
-
-
 # --- published data sets ---
 
 
@@ -303,10 +274,8 @@ PUBLISHED = {
 }
 
 
-def _published_name(source: str, split: str) -> str:
-    if source == "gsm8k":
-        return "gsm8k-train" if split == "train" else "gsm8k-test"
-    return "math" if source == "math" and split == "train" else "math500"
+_SPLIT_FILES = {"gsm8k": ("gsm8k-train", "gsm8k-test"), "math": ("math", "math500"), "math500": ("math500", "math500")}
+"""The training and the evaluation problems of a published data set, by name in `PUBLISHED`."""
 
 
 def cache_folder() -> Path:

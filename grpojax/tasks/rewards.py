@@ -1,6 +1,7 @@
 """Reward functions by name. Each returns one float per answer, before weighting, or None to abstain."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -31,10 +32,7 @@ class Answer:
 
 
 def correct(answer: Answer) -> float:
-    r"""1.0 if the last complete `\boxed{}` of the generated text has the correct answer, else 0.0.
-
-    A correct number outside a box earns nothing here; an evaluation can count it.
-    """
+    r"""1.0 if the last complete `\boxed{}` of the generated text has the correct answer, else 0.0."""
     return float(answer.correct)
 
 
@@ -50,11 +48,8 @@ def boxed(answer: Answer) -> float:
 
 def think_format(answer: Answer) -> float:
     """1.0 if the first <think> comes before the first </think>, else 0.0. Source: book 7.6."""
-    opening, closing = answer.think_ids
-    ids = list(answer.token_ids)
-    if opening not in ids or closing not in ids:
-        return 0.0
-    return float(ids.index(opening) < ids.index(closing))
+    ids, (opening, closing) = list(answer.token_ids), answer.think_ids
+    return float(opening in ids and closing in ids and ids.index(opening) < ids.index(closing))
 
 
 def overlong(answer: Answer, overlong_cache: float | None = None) -> float:
@@ -76,7 +71,7 @@ def repetition(answer: Answer) -> float:
     """Minus the share of repeated 3-grams of words: 0 without repetition, close to -1 for a loop.
 
     Source: Open-R1, `rewards.py`, get_repetition_penalty_reward with n-grams of 3 words and a maximum penalty of 1.
-    "a b c a b c" has the 3-grams abc, bca, cab, abc: one of four is a repetition.
+    Of the 3-grams abc, bca, cab, abc one of four is a repetition:
 
     >>> repetition(Answer("", "", "a b c A B c", [], False, 100))
     -0.25
@@ -100,8 +95,8 @@ REWARDS: dict[str, Callable[..., float | None]] = {
 def reward_function(name: str) -> Callable[..., float | None]:
     """Looks up a reward function: one of `REWARDS`, or a user's own as "module:function".
 
-    A user's function takes one `Answer` and returns a float, or None to abstain. An answer gets nothing from a function
-    that abstains; if all functions abstain, the answer is left out of its group.
+    A user's function takes one `Answer` and returns a float, or None to abstain. If all functions abstain, the answer is
+    left out of its group.
 
     Raises:
       InputError: for an unknown name, a module that cannot be imported, or a name that is not a function.
@@ -129,15 +124,13 @@ def grade_answers(answers: Sequence[Answer], names: Sequence[str], grader: Grade
       A function that waits for the verdicts and returns the answers with them.
     """
     pairs = [(answer.extracted, answer.gold) for answer in answers]
-    with_numbers = "correct_or_number" in names
-    if with_numbers:
+    if "correct_or_number" in names:
         pairs += [(a.extracted or extract_answer(a.text, "last_number"), a.gold) for a in answers]
     pending = grader.submit(pairs)
 
     def wait() -> list[Answer]:
         verdicts = pending.result()
-        boxed = verdicts[: len(answers)]
-        numbered = verdicts[len(answers) :] if with_numbers else [False] * len(answers)
+        boxed, numbered = verdicts[: len(answers)], verdicts[len(answers) :] or [False] * len(answers)
         return [
             dataclasses.replace(answer, correct=correct, correct_or_number=correct_or_number)
             for answer, correct, correct_or_number in zip(answers, boxed, numbered, strict=True)
@@ -163,16 +156,18 @@ def score_answers(
     Raises:
       InputError: if a user's function raises, or returns anything but a finite number or None.
     """
-    functions = {name: reward_function(name) for name in names}
-    rewards = {name: [_reward(name, functions[name], answer, overlong_cache) for answer in answers] for name in names}
+    rewards = {}
+    for name in names:
+        function = reward_function(name)
+        if function is overlong:
+            function = functools.partial(overlong, overlong_cache=overlong_cache)
+        rewards[name] = [_reward(name, function, answer) for answer in answers]
     if conditional:
         rewards["format"] = [r * a.correct for r, a in zip(rewards["format"], answers, strict=True)]
     return rewards
 
 
-def _reward(name: str, function: Callable[..., float | None], answer: Answer, overlong_cache: float | None) -> float:
-    if function is overlong:
-        return overlong(answer, overlong_cache)
+def _reward(name: str, function: Callable[[Answer], float | None], answer: Answer) -> float:
     if name in REWARDS:
         return function(answer)
     try:

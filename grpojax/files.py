@@ -1,4 +1,4 @@
-"""Writing files whole and reading and appending JSON lines.
+"""Replacing a file as a whole, and reading and appending JSON lines.
 
 A crash leaves a replaced file old or new, never half written. Of a file that grows line by line it can cut off the last
 line, so a line counts once its line end is written.
@@ -14,10 +14,15 @@ from grpojax.errors import InputError
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file by renaming a temporary one over it."""
+    """Writes a file under a temporary name and renames it."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_bytes(content)
     os.replace(temporary, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a file by indented JSON with a line end."""
+    replace_file(path, to_json(value, indent=2).encode() + b"\n")
 
 
 def append_text(path: Path, text: str) -> None:

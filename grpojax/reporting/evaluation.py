@@ -1,8 +1,7 @@
 """Evaluation results: statistics, the report, the comparison of two evaluations, and the results file.
 
-The statistical unit is the problem. An evaluation samples its problems from a larger population, and several answers
-to one problem say less about that population than one answer to each of several problems. Scores are fractions from 0
-to 1; the report prints percent.
+The statistical unit is the problem: several answers to one problem say less about the population of problems than one
+answer to each of several problems. Scores are fractions from 0 to 1; the report prints percent.
 """
 
 import collections
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grpojax.errors import InputError
-from grpojax.files import append_text, complete_lines, json_lines, read_json_lines, replace_file, to_json
+from grpojax.files import append_text, complete_lines, json_lines, read_json_lines, replace_file, write_json
 from grpojax.records import EvalRow
 
 Z95 = 1.959963984540054
@@ -43,19 +42,17 @@ def wilson_interval(share: float, count: float) -> tuple[float, float]:
     Source: E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927).
     """
     z2 = Z95 * Z95
-    center = share + z2 / (2 * count)
+    center, scale = share + z2 / (2 * count), 1 + z2 / count
     reach = Z95 * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
-    return max(0.0, (center - reach) / (1 + z2 / count)), min(1.0, (center + reach) / (1 + z2 / count))
+    return max(0.0, (center - reach) / scale), min(1.0, (center + reach) / scale)
 
 
 def share_interval(shares: Sequence[float], trials: float = 1) -> tuple[float, float]:
     """The 95 % interval of the mean over problems of a fraction per problem, such as 3 of 8 answers correct.
 
     This is Wilson's interval for an effective number of problems n / r. r is the variance of the fractions divided by
-    its maximum, the variance if each problem had only correct or only wrong answers. With one answer per problem r is
-    1. With few problems the variance is estimated badly, so r is computed with four more problems, two all correct and
-    two all wrong, as Agresti and Coull do. Thus with no correct answer at all, the interval is that of n problems
-    however many samples each has.
+    its maximum, the variance if each problem had only correct or only wrong answers. It is computed with four more
+    problems, two all correct and two all wrong, because few problems estimate a variance badly.
 
     >>> [round(bound, 4) for bound in share_interval([1, 1, 1, 1, 1, 1, 1, 1, 0, 0])]
     [0.4902, 0.9433]
@@ -78,8 +75,7 @@ def share_interval(shares: Sequence[float], trials: float = 1) -> tuple[float, f
 def pass_at_k(samples: int, correct: int, k: int) -> float:
     """The probability that at least one of k answers, drawn without replacement from all samples, is correct.
 
-    It is an unbiased estimate of the probability that one of k new answers is correct. The simpler estimate
-    1 - (1 - c/n)^k is biased downwards.
+    It estimates without bias whether one of k new answers is correct; the simpler 1 - (1 - c/n)^k is too low.
 
     >>> pass_at_k(4, 1, 2), 1 - (1 - 1 / 4) ** 2
     (0.5, 0.4375)
@@ -106,9 +102,8 @@ def majority_correct(same_as: Sequence[int | None], correct: Sequence[bool]) -> 
 def paired_p_value(differences: Sequence[int]) -> float:
     """The two-sided p-value of the exact sign-flip test.
 
-    If A and B were equally good at each problem, every difference could as well have the opposite sign. p is the
-    fraction of sign patterns whose sum is at least as far from 0 as the observed sum. With one answer per problem this
-    is McNemar's exact test.
+    p is the fraction of sign patterns of the differences whose sum is at least as far from 0 as the observed sum: if A
+    and B were equally good, all were as likely. With one answer per problem this is McNemar's exact test.
 
     >>> paired_p_value([1, 1, 1, 1, 1, -1, 0, 0])  # 2 (C(6,0) + C(6,1)) / 2^6
     0.21875
@@ -132,8 +127,7 @@ def paired_p_value(differences: Sequence[int]) -> float:
 def difference_interval(differences: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the mean of paired differences, -1 to 1.
 
-    This is the normal interval with two more problems whose differences have sum 0 and sum of squares 1, so that its
-    width is positive even if all differences are equal.
+    This is the normal interval with two more problems whose differences have sum 0 and sum of squares 1.
 
     >>> [round(bound, 4) for bound in difference_interval([1, 1, 1, -1, 0, 0, 0, 0, 0, 0])]
     [-0.1862, 0.5195]
@@ -167,13 +161,11 @@ def format_report(rows: Sequence[EvalRow], extract: str = "boxed") -> str:
       rows: one per problem, as yielded by `answer_problems` and returned by `read_results`.
       extract: "boxed" or "boxed-or-last-number": the rule of the first line. All lines but the second follow it.
     """
-    other = next(rule for rule in SUFFIX if rule != extract)
     correct = _field(rows, "correct", extract)
     samples = len(correct[0])
-    lines = [_accuracy_line(f"accuracy, {extract}", correct)]
-    if _field(rows, "correct", other)[0] is not None:
-        lines.append(_accuracy_line(f"accuracy, {other}", _field(rows, "correct", other)))
-    for k in _powers_of_two(samples):
+    rules = [extract, *(rule for rule in SUFFIX if rule != extract and _field(rows, "correct", rule)[0] is not None)]
+    lines = [_accuracy_line(f"accuracy, {rule}", _field(rows, "correct", rule)) for rule in rules]
+    for k in sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1}):
         lines.append(_Line(f"pass@{k}", [pass_at_k(samples, sum(group), k) for group in correct], samples / k))
     if samples > 1:
         same_as = _field(rows, "same_as", extract)
@@ -182,8 +174,8 @@ def format_report(rows: Sequence[EvalRow], extract: str = "boxed") -> str:
     for name, prefix in (("level", "level "), ("subject", "")):
         groups = collections.defaultdict(list)
         for row, group in zip(rows, correct, strict=True):
-            groups[getattr(row, name)].append(group)
-        groups = {value: group for value, group in groups.items() if value not in (None, "")}
+            if getattr(row, name) not in (None, ""):
+                groups[getattr(row, name)].append(group)
         if len(groups) > 1:
             lines += [_accuracy_line(f"{prefix}{value}", groups[value]) for value in sorted(groups)]
     lengths = np.array([row.length for row in rows])
@@ -205,28 +197,35 @@ def format_comparison(path_a: str | Path, path_b: str | Path, extract: str = "bo
     """
     paths = (path_a, path_b)
     by_problem = [_by_problem(read_results(path, f"correct{SUFFIX[extract]}")) for path in paths]
-    if by_problem[0].keys() != by_problem[1].keys():
-        raise InputError(_unpaired_message(paths, by_problem))
+    for path, one, other in zip(paths, by_problem, reversed(by_problem), strict=True):
+        alone = [key for key in one if key not in other]
+        if alone:
+            text, gold, _ = alone[0]
+            text = text if len(text) <= 60 else text[:57] + "..."
+            raise InputError(
+                f"{path_a} and {path_b} have different problems ({len(by_problem[0])} and {len(by_problem[1])}): only "
+                f"{path} has {text!r} with the answer {gold!r}; evaluate both on the same --dataset and --limit."
+            )
     correct = [_field([rows[problem] for problem in by_problem[0]], "correct", extract) for rows in by_problem]
-    samples = [len(group[0]) for group in correct]
-    if samples[0] != samples[1]:
+    samples, samples_b = (len(group[0]) for group in correct)
+    if samples != samples_b:
         raise InputError(
-            f"{path_a} has {_count(samples[0], 'answer')} per problem and {path_b} has {samples[1]}; "
+            f"{path_a} has {_count(samples, 'answer')} per problem and {path_b} has {samples_b}; "
             "evaluate both with the same --samples."
         )
     differences = [sum(b) - sum(a) for a, b in zip(*correct, strict=True)]
-    low, high = difference_interval([difference / samples[0] for difference in differences])
-    gain = 100 * sum(differences) / (samples[0] * len(differences))
+    low, high = difference_interval([difference / samples for difference in differences])
+    gain = 100 * sum(differences) / (samples * len(differences))
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    test = "McNemar's exact test" if samples[0] == 1 else "exact sign-flip test over problems"
-    accuracies = [
-        _accuracy_line(f"{letter}  {path}", group) for letter, path, group in zip("AB", paths, correct, strict=True)
-    ]
+    test = "McNemar's exact test" if samples == 1 else "exact sign-flip test over problems"
+    p = paired_p_value(differences)
+    p_text = "< 0.0001" if p < 0.0001 else f"= {p:.4f}" if p < 0.1 else f"= {p:.2f}"
+    accuracies = [_accuracy_line(f"A  {path_a}", correct[0]), _accuracy_line(f"B  {path_b}", correct[1])]
     lines = [
         *_table(accuracies, f"accuracy, {extract}"),
         f"of {_count(len(differences), 'problem')} B is better on {better}, A on {worse}",
         f"B - A: {gain:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}",
-        f"p {_p_value(paired_p_value(differences))} ({test})",
+        f"p {p_text} ({test})",
     ]
     settings = [_read_settings(path) for path in paths]
     differing = _differing(*(one | {"model": ""} for one in settings)) if all(settings) else []
@@ -246,16 +245,6 @@ def _by_problem(rows: list[EvalRow]) -> dict[tuple[str, str, int], EvalRow]:
     return keyed
 
 
-def _unpaired_message(paths: Sequence[str | Path], keyed: Sequence[dict[tuple[str, str, int], Any]]) -> str:
-    """The message for two evaluations of different problems; it names a problem that only one of them has."""
-    i, (text, gold, _) = next((i, key) for i in (0, 1) for key in keyed[i] if key not in keyed[1 - i])
-    text = text if len(text) <= 60 else text[:57] + "..."
-    return (
-        f"{paths[0]} and {paths[1]} have different problems ({len(keyed[0])} and {len(keyed[1])}): only {paths[i]} has "
-        f"{text!r} with the answer {gold!r}; evaluate both on the same --dataset and --limit."
-    )
-
-
 def _accuracy_line(label: str, correct: list[list[bool]]) -> _Line:
     samples = len(correct[0])
     counts = f"{sum(map(sum, correct))} of {samples * len(correct)}"
@@ -266,7 +255,7 @@ def _accuracy_line(label: str, correct: list[list[bool]]) -> _Line:
 
 def _table(lines: list[_Line], heading: str = "") -> list[str]:
     """Means and intervals in percent, below a line of headings."""
-    width = max(len(label) for label in [heading, *(line.label for line in lines)])
+    width = max(len(heading), *(len(line.label) for line in lines))
     table = [f"{heading:{width}}      %   95 % interval"]
     for label, shares, trials, counts in lines:
         low, high = share_interval(shares, trials)
@@ -278,15 +267,6 @@ def _table(lines: list[_Line], heading: str = "") -> list[str]:
 def _field(rows: Sequence[EvalRow], name: str, extract: str) -> list[Any]:
     """A field of every row by one of the rules."""
     return [getattr(row, name + SUFFIX[extract]) for row in rows]
-
-
-def _powers_of_two(most: int) -> list[int]:
-    """2, 4, 8, ... below `most`, then `most` itself; empty for 1."""
-    return [2**power for power in range(1, most.bit_length()) if 2**power < most] + [most] * (most > 1)
-
-
-def _p_value(p: float) -> str:
-    return "< 0.0001" if p < 0.0001 else f"= {p:.4f}" if p < 0.1 else f"= {p:.2f}"
 
 
 def _count(count: int, noun: str) -> str:
@@ -324,7 +304,7 @@ def open_results(path: str | Path, settings: dict[str, Any]) -> list[EvalRow]:
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(beside, to_json(settings, indent=2).encode() + b"\n")
+            write_json(beside, settings)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}; choose another --out.") from None
     differing = _differing(_read_settings(path), settings)
@@ -373,20 +353,19 @@ def read_results(path: str | Path, *fields: str) -> list[EvalRow]:
         ) from None
     expected = _read_settings(path).get("problems", len(rows))
     if len(rows) != expected or not rows:
-        raise InputError(
-            f"{path} is not finished: it has {len(rows)} of {_count(expected, 'problem')}; run its command again."
-        )
+        of = _count(expected, "problem")
+        raise InputError(f"{path} is not finished: it has {len(rows)} of {of}; run its command again.")
     return sorted(rows, key=lambda row: row.index)
 
 
 def _read_rows(path: Path, fields: Sequence[str] = ()) -> list[EvalRow]:
     rows = []
     for where, row in read_json_lines(path):
-        missing = [name for name in (*_REQUIRED, *fields) if not isinstance(row, dict) or name not in row]
-        if missing:
-            raise InputError(
-                f"{where} has no {missing[0]!r}; give a file that `grpojax eval --out` wrote, or evaluate again."
-            )
+        for name in (*_REQUIRED, *fields):
+            if not isinstance(row, dict) or name not in row:
+                raise InputError(
+                    f"{where} has no {name!r}; give a file that `grpojax eval --out` wrote, or evaluate again."
+                )
         rows.append(EvalRow.from_json(row))
     return rows
 
@@ -398,9 +377,10 @@ def _read_settings(path: str | Path) -> dict[str, Any]:
         return {}
     try:
         settings = json.loads(beside.read_bytes())
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict) or not isinstance(settings.get("problems"), int):
+        valid = isinstance(settings["problems"], int)
+    except (ValueError, KeyError, TypeError):
+        valid = False
+    if not valid:
         raise InputError(f"{beside} has no settings of an evaluation; evaluate again with another --out.")
     return settings
 

@@ -14,9 +14,8 @@ from grpojax.records import METRIC_COLUMNS
 def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
     """The metrics of a run, with strictly increasing steps.
 
-    If the steps of a log start again (a second attempt appended to the first, as in the book's 7.3 log), the later rows
-    count: each row replaces the earlier rows of its own step and of later steps. Only the eval_acc of its own step is
-    kept if the row has none. A last line torn by a crash is ignored.
+    Where the steps of a log start again (as in the book's 7.3 log), each row replaces the earlier rows of its own step
+    and of later steps; only the eval_acc of its own step is kept if it has none. A line torn by a crash is ignored.
 
     Args:
       path: a run folder, or a csv file whose header has "step" and at least one other of METRIC_COLUMNS.
@@ -28,17 +27,17 @@ def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
       InputError: if the file is missing, is not a metrics file, has no rows, or has a line that cannot be read.
     """
     path = metrics_file(path)
-    columns, rows = _read_rows(path)
+    rows = _read_rows(path)
     if not rows:
         raise InputError(f"{path} has a header but no rows yet; wait until the first step is finished")
-    return dict(zip(columns, np.array(rows).T, strict=True))
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def read_evaluations(path: str | Path) -> list[tuple[int, float]]:
     """The evaluations of a run, by step: (number of updates before it, accuracy in percent).
 
-    They come from the eval_acc column and, in a run folder, from evals/summary.jsonl, which also has the evaluation of
-    the untrained model (step 0). Of two evaluations at the same step the later line counts.
+    They come from the eval_acc column and, in a run folder, from evals/summary.jsonl, which also has step 0, the
+    untrained model. Of two evaluations at the same step the later line counts.
 
     Args:
       path: a run folder or a csv file, as for read_metrics.
@@ -47,14 +46,15 @@ def read_evaluations(path: str | Path) -> list[tuple[int, float]]:
       InputError: as for read_metrics, except that a file without rows is allowed: step 0 may have been evaluated.
     """
     path = metrics_file(path)
-    columns, rows = _read_rows(path)
-    accuracies: dict[int, float] = {}
-    if "eval_acc" in columns:
-        step, accuracy = columns.index("step"), columns.index("eval_acc")
-        accuracies = {int(row[step]): row[accuracy] for row in rows if not np.isnan(row[accuracy])}
+    rows = _read_rows(path)
+    accuracies = {int(row["step"]): row["eval_acc"] for row in rows if not np.isnan(row.get("eval_acc", np.nan))}
     summary = path.with_name("evals") / "summary.jsonl"
     if path.name == "metrics.csv" and summary.exists():
-        accuracies |= dict(_read_summary(summary))
+        for where, row in read_json_lines(summary):
+            try:
+                accuracies[int(row["step"])] = float(row["accuracy"])
+            except (ValueError, KeyError, TypeError):
+                raise InputError(f"{where} is not an evaluation; fix or delete the line") from None
     return sorted(accuracies.items())
 
 
@@ -65,22 +65,19 @@ def metrics_file(path: str | Path) -> Path:
       InputError: if it does not exist.
     """
     path = Path(path)
+    file = path / "metrics.csv" if path.is_dir() else path
+    if file.exists():
+        return file
     if path.is_dir():
-        if not (path / "metrics.csv").exists():
-            raise InputError(
-                f"{path} is not a run folder (it has no metrics.csv); give a run folder or a metrics csv file"
-            )
-        return path / "metrics.csv"
-    if not path.exists():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
-        raise InputError(f"{path} does not exist; give a run folder or a metrics csv file.{near}")
-    return path
+        raise InputError(f"{path} is not a run folder (it has no metrics.csv); give a run folder or a metrics csv file")
+    near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
+    raise InputError(f"{path} does not exist; give a run folder or a metrics csv file.{near}")
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     """Trailing mean: at each position the mean of the last `window` finite values, or of all if there are fewer.
 
-    NaN and infinite values are skipped and do not count. Before the first finite value the result is NaN.
+    Before the first finite value it is NaN.
 
     >>> moving_average(np.array([np.nan, 4.0, 2.0, np.nan, 6.0]), window=2)
     array([nan,  4.,  3.,  3.,  4.])
@@ -98,19 +95,16 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     if window < 1:
         raise InputError(f"the window of the moving average is {window}; it must be at least 1 step")
     finite = np.isfinite(values)
-    averages = np.full(len(values), np.nan)
     if not finite.any():
-        return averages
+        return np.full(len(values), np.nan)
     # Not differences of a cumulative sum: one huge value would destroy the precision of all later ones.
     padded = np.concatenate([np.full(window - 1, np.nan), values[finite]])
     means = np.nanmean(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
-    count = np.cumsum(finite)
-    averages[count > 0] = means[count[count > 0] - 1]
-    return averages
+    return np.concatenate([[np.nan], means])[np.cumsum(finite)]
 
 
-def _read_rows(path: Path) -> tuple[list[str], list[list[float]]]:
-    """The header and rows of a metrics csv, without torn and superseded rows."""
+def _read_rows(path: Path) -> list[dict[str, float]]:
+    """The rows of a metrics csv by column, without torn and superseded rows."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         lines = list(csv.reader(io.StringIO(text)))
@@ -122,54 +116,35 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[float]]]:
             f"{path} is not a metrics file: its first line must have 'step' and other columns such as 'loss' or "
             "'reward_avg'; give a run folder or a metrics csv"
         )
-    if len(lines) > 1 and not text.endswith("\n") and _is_torn(lines[-1], columns):
+    ours = tuple(columns[: len(METRIC_COLUMNS)]) == METRIC_COLUMNS  # the book's logs have no final line end
+    if len(lines) > 1 and not text.endswith("\n") and (ours or len(lines[-1]) < len(columns)):
         lines.pop()
-    rows: list[list[float]] = []
-    step = columns.index("step")
-    accuracy = columns.index("eval_acc") if "eval_acc" in columns else None
+    rows: list[dict[str, float]] = []
     accuracies: dict[float, float] = {}
     for number, cells in enumerate(lines[1:], start=2):
         if not cells:
             continue
         row = _read_row(cells, columns, f"{path}, line {number}")
-        while rows and rows[-1][step] >= row[step]:
+        while rows and rows[-1]["step"] >= row["step"]:
             rows.pop()
         rows.append(row)
-        if accuracy is not None and np.isnan(row[accuracy]):
-            row[accuracy] = accuracies.get(row[step], np.nan)
-        elif accuracy is not None:
-            accuracies[row[step]] = row[accuracy]
-    return columns, rows
+        if "eval_acc" in row:
+            if np.isnan(row["eval_acc"]):
+                row["eval_acc"] = accuracies.get(row["step"], np.nan)
+            accuracies[row["step"]] = row["eval_acc"]
+    return rows
 
 
-def _is_torn(cells: list[str], columns: list[str]) -> bool:
-    """Whether a last line without a line end was cut off. The book's logs have no final line end; ours have."""
-    return tuple(columns[: len(METRIC_COLUMNS)]) == METRIC_COLUMNS or len(cells) < len(columns)
-
-
-def _read_row(cells: list[str], columns: list[str], where: str) -> list[float]:
-    """The numbers of one line; `where` is its place for error messages."""
+def _read_row(cells: list[str], columns: list[str], where: str) -> dict[str, float]:
+    """The numbers of one line by column; `where` is its place for error messages."""
     if len(cells) != len(columns):
-        raise InputError(
-            f"{where} has {len(cells)} cells but the header has {len(columns)}; fix or delete the line"
-        )
-    row = []
+        raise InputError(f"{where} has {len(cells)} cells but the header has {len(columns)}; fix or delete the line")
+    row = {}
     for name, cell in zip(columns, cells, strict=True):
         try:
-            row.append(float(cell) if cell.strip() else np.nan)
+            row[name] = float(cell) if cell.strip() else np.nan
         except ValueError:
             raise InputError(f"{where} has {cell!r} as {name}, expected a number; fix or delete the line") from None
-    if not np.isfinite(row[columns.index("step")]):
+    if not np.isfinite(row["step"]):
         raise InputError(f"{where} has no step number; fix or delete the line")
     return row
-
-
-def _read_summary(path: Path) -> list[tuple[int, float]]:
-    """Step and accuracy of each row of evals/summary.jsonl."""
-    evaluations = []
-    for where, row in read_json_lines(path):
-        try:
-            evaluations.append((int(row["step"]), float(row["accuracy"])))
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{where} is not an evaluation; fix or delete the line") from None
-    return evaluations

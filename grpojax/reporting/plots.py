@@ -66,8 +66,8 @@ def plot_runs(paths: list[str | Path], out_dir: str | Path, window: int = 20) ->
     policy.png    policy ratio, mean and standard deviation of the advantages, entropy
     kl.png        reward and divergence from the reference model; only if a run recorded it
 
-    Each value is drawn faintly and the moving average strongly. Evaluations are points joined by a line, with the
-    untrained model at step 0. Missing values are skipped; a panel without any values says "not recorded".
+    Values are faint, the moving average is strong, and evaluations are points joined by a line. Missing values are
+    skipped; a panel without any says "not recorded".
 
     Args:
       paths: run folders or metrics csv files, as for read_metrics.
@@ -94,20 +94,16 @@ def plot_runs(paths: list[str | Path], out_dir: str | Path, window: int = 20) ->
     figures = {"learning.png": ("Learning", LEARNING), "policy.png": ("Policy", POLICY)}
     if any(_series(run, panel)[1].size for run in runs for panel in DIVERGENCE[1:]):
         figures["kl.png"] = ("Divergence from the reference model", DIVERGENCE)
-    written = []
     for name, (title, panels) in figures.items():
-        written.append(out_dir / name)
-        draw(runs, title, panels, window).savefig(written[-1], dpi=150)
-    return written
+        draw(runs, title, panels, window).savefig(out_dir / name, dpi=150)
+    return [out_dir / name for name in figures]
 
 
 def load_runs(paths: list[str | Path]) -> list[Run]:
     """Reads runs and labels each with as much of its path as distinguishes it; a repeated path counts once."""
     unique = list(dict.fromkeys(metrics_file(path).resolve() for path in paths))
-    return [
-        Run(label, read_metrics(path), read_evaluations(path))
-        for path, label in zip(unique, _labels(unique), strict=True)
-    ]
+    labels = zip(unique, _labels(unique), strict=True)
+    return [Run(label, read_metrics(path), read_evaluations(path)) for path, label in labels]
 
 
 def draw(runs: list[Run], title: str, panels: tuple[Panel, ...], window: int) -> "Figure":
@@ -182,13 +178,12 @@ def _style(i: int) -> dict[str, str]:
 
 def _labels(paths: list[Path]) -> list[str]:
     """Distinct names: the last part of each path, or as many of the last parts as needed."""
-    names = [path.parent if path.name == "metrics.csv" else path.with_name(_short(path.name)) for path in paths]
+    names = []
+    for path in paths:
+        stem = path.name.removesuffix(".csv").removesuffix("_metrics")
+        names.append(path.parent if path.name == "metrics.csv" else path.with_name(stem or path.name))
     for depth in range(1, max(len(name.parts) for name in names) + 1):
         labels = ["/".join(name.parts[-depth:]) for name in names]
         if len(set(labels)) == len(labels):
             return labels
     return [str(path) for path in paths]
-
-
-def _short(name: str) -> str:
-    return name.removesuffix(".csv").removesuffix("_metrics") or name

@@ -22,12 +22,7 @@ class Display:
     """Shows finished steps, and messages between them; see `progress_display`."""
 
     def __init__(self, total_steps: int, show: Callable[[StepRecord, str], None], message: Callable[[str], None]):
-        """
-        Args:
-          total_steps: the last step of the run.
-          show: shows a step and the time left after it.
-          message: prints a line.
-        """
+        """`show` shows a step and the time left after it; `message` prints a line."""
         self.message = message
         self._total_steps = total_steps
         self._show = show
@@ -55,10 +50,7 @@ class Display:
 
 @contextlib.contextmanager
 def progress_display(total_steps: int, start_step: int = 0, stream: TextIO | None = None) -> Iterator[Display]:
-    """A context manager that shows the steps start_step + 1 to total_steps.
-
-    It reports the duration of the first step, which includes compilation. The estimated time left is based on the steps
-    after the first one, including pauses for evaluations and checkpoints.
+    """A context manager that shows the steps start_step + 1 to total_steps, and an estimate of the time left.
 
     Args:
       total_steps: the last step of the run.
@@ -85,13 +77,12 @@ def progress_display(total_steps: int, start_step: int = 0, stream: TextIO | Non
     # On a narrow terminal the bar gets shorter first, then the last numbers are cut off.
     steps = len(f"step {total_steps}/{total_steps}")
     bar = max(5, min(40, console.width - 80))
+    numbers = Column(no_wrap=True, max_width=console.width - steps - bar - 5)
     progress = Progress(
         SpinnerColumn(),
         TextColumn("step {task.completed}/{task.total}", table_column=Column(width=steps)),
         BarColumn(bar),
-        TextColumn(
-            "{task.fields[numbers]}", table_column=Column(no_wrap=True, max_width=console.width - steps - bar - 5)
-        ),
+        TextColumn("{task.fields[numbers]}", table_column=numbers),
         console=console,
     )
     task = progress.add_task("", total=total_steps, completed=start_step, numbers="")

@@ -11,15 +11,23 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpojax.errors import InputError, did_you_mean
-from grpojax.files import append_text, complete_lines, json_lines, replace_file, to_json
+from grpojax.files import append_text, complete_lines, json_lines, replace_file, write_json
 from grpojax.records import METRIC_COLUMNS, Evaluation, StepRecord
 
 _RUN_FILES = ("config.json", "metrics.csv", "metrics.txt", "samples.jsonl", "evals", "checkpoints", "summary.json")
+_SUMMARY_FIELDS = (
+    "step", "dataset", "accuracy", "correct", "total", "avg_response_len", "truncated_frac", "seconds",
+)  # fmt: skip
+_STEP_OF = {  # the step of a line, by the file's suffix
+    ".csv": lambda line: 0 if line.startswith(b"step,") else int(line.split(b",")[0]),
+    ".txt": lambda line: int(line.removeprefix(b"step").split(b"/")[0]),
+    ".jsonl": lambda line: int(json.loads(line)["step"]),
+}
 _LINE_FIELDS = (  # word, column, decimals
     ("loss", "loss", 4),
     ("reward", "reward_avg", 3),
@@ -35,10 +43,7 @@ _LINE_FIELDS = (  # word, column, decimals
 
 @dataclasses.dataclass(frozen=True)
 class RunLog:
-    """The log of a run; see RunLog.create and RunLog.resume.
-
-    Nothing is buffered between calls, so there is nothing to close.
-    """
+    """The log of a run; see RunLog.create and RunLog.resume. Nothing is buffered, so there is nothing to close."""
 
     folder: Path
     samples_every: int = 10
@@ -74,45 +79,34 @@ class RunLog:
 
     @classmethod
     def resume(cls, folder: str | Path, step: int, samples_every: int = 10) -> "RunLog":
-        """Continues a run after `step`. Records of later steps are removed, because those steps are repeated.
+        """Continues a run after `step`. Records of later steps, which are repeated, and torn lines are removed.
 
-        Lines and evaluations up to `step` are kept unchanged; a line torn by a crash is removed. A row of metrics.csv
-        is missing if the crash came between a checkpoint and its row. config.json, summary.json and checkpoints/ are
-        not touched.
+        config.json, summary.json and checkpoints/ are not touched.
 
         Raises:
           InputError: if the folder contains no run, other columns, or a line that cannot be read; nothing was changed.
         """
         folder = Path(folder)
-        if not (folder / "metrics.csv").exists():
+        metrics = folder / "metrics.csv"
+        if not metrics.exists():
             raise InputError(f"{folder} contains no run to resume (no metrics.csv); check --out, or omit --resume")
-        evals = folder / "evals"
-        kept = {
-            path: _lines_until(path, step, step_of)
-            for path, step_of in (
-                (folder / "metrics.csv", _step_of_csv_line),
-                (folder / "metrics.txt", _step_of_text_line),
-                (folder / "samples.jsonl", _step_of_json_line),
-                (evals / "summary.jsonl", _step_of_json_line),
-            )
-            if path.exists()
-        }
-        columns = tuple(next(csv.reader(kept[folder / "metrics.csv"].decode().splitlines()), ()))
+        growing = (metrics, folder / "metrics.txt", folder / "samples.jsonl", folder / "evals" / "summary.jsonl")
+        kept = {path: _lines_until(path, step) for path in growing if path.exists()}
+        columns = tuple(next(csv.reader(kept[metrics].decode().splitlines()), ()))
         if columns[: len(METRIC_COLUMNS)] != METRIC_COLUMNS:
             raise InputError(
-                f"{folder / 'metrics.csv'} has different columns from those this version writes; "
-                "start a new run with another --out"
+                f"{metrics} has different columns from those this version writes; start a new run with another --out"
             )
         for path, content in kept.items():
             replace_file(path, content)
-        for path in evals.glob("step-*.jsonl"):
+        for path in folder.glob("evals/step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
         return cls(folder, samples_every, columns)
 
     def settings(self, config: dict[str, Any]) -> None:
         """Writes config.json."""
-        replace_file(self.folder / "config.json", to_json(config, indent=2).encode() + b"\n")
+        write_json(self.folder / "config.json", config)
 
     def append(self, record: StepRecord) -> None:
         """Writes one step: its evaluation if any, its samples if due, its line of metrics.txt, its row of metrics.csv.
@@ -137,23 +131,14 @@ class RunLog:
         evals.mkdir(exist_ok=True)
         rows = json_lines(row.to_json() for row in evaluation.rows)
         replace_file(evals / f"step-{evaluation.step:05d}.jsonl", rows.encode())
-        summary = {
-            "step": evaluation.step,
-            "dataset": evaluation.dataset,
-            "accuracy": evaluation.accuracy,
-            "correct": evaluation.correct,
-            "total": evaluation.total,
-            "avg_response_len": evaluation.avg_response_len,
-            "truncated_frac": evaluation.truncated_frac,
-            "seconds": evaluation.seconds,
-        }
+        summary = {name: getattr(evaluation, name) for name in _SUMMARY_FIELDS}
         if evaluation.correct_or_last_number is not None:
             summary["accuracy_or_last_number"] = 100.0 * evaluation.correct_or_last_number / evaluation.total
         append_text(evals / "summary.jsonl", json_lines([summary]))
 
     def summary(self, outcome: dict[str, Any]) -> None:
         """Writes summary.json."""
-        replace_file(self.folder / "summary.json", to_json(outcome, indent=2).encode() + b"\n")
+        write_json(self.folder / "summary.json", outcome)
 
 
 def format_line(record: StepRecord) -> str:
@@ -223,27 +208,15 @@ def _cell(value: float | None) -> str:
     return "" if value is None else f"{float(value):.9g}"  # 9 digits distinguish any two float32 values
 
 
-def _lines_until(path: Path, step: int, step_of: Callable[[bytes], int]) -> bytes:
+def _lines_until(path: Path, step: int) -> bytes:
     """The complete lines of a file up to a step."""
     kept = []
     for number, line in enumerate(complete_lines(path), start=1):
         try:
-            if step_of(line) <= step:
+            if _STEP_OF[path.suffix](line) <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             raise InputError(
                 f"{path}, line {number} cannot be read; fix or delete the line, or start a new run with another --out"
             ) from None
     return b"".join(kept)
-
-
-def _step_of_csv_line(line: bytes) -> int:
-    return 0 if line.startswith(b"step,") else int(line.split(b",")[0])
-
-
-def _step_of_text_line(line: bytes) -> int:
-    return int(line.removeprefix(b"step").split(b"/")[0])
-
-
-def _step_of_json_line(line: bytes) -> int:
-    return int(json.loads(line)["step"])

@@ -13,16 +13,19 @@ from grpojax.loss.policy_loss import ARRAYS, Loss, call
 from grpojax.settings import settings_of
 from grpojax.variants import VARIANTS, Variant, VariantSettings, get_variant
 
-_SHOWN = ("inner_epochs", "rollout_reuse", "conditional_reward", "overlong_cache", "mask_truncated", "dynamic_sampling", "reference_refresh")
+_SHOWN = (
+    "inner_epochs", "rollout_reuse", "conditional_reward", "overlong_cache", "mask_truncated", "dynamic_sampling",
+    "reference_refresh",
+)  # fmt: skip
 """The recipe's settings that `explain` lists if they are on; the others are in the formula."""
 
 
 def formula(variant: Variant) -> str:
-    """The loss in plain mathematics, made from its pieces; the first line is the loss, the others define its symbols."""
+    """The loss in plain mathematics, made from its pieces: a line for the loss, then those that define its symbols."""
     loss, recipe = variant.loss, variant.recipe
     per_answer = _is_per_answer(loss)
     objective = formula_of(loss.objective)
-    if loss.objective in [piece.function for piece in OBJECTIVES.values()]:  # a user's own says itself which ratio it means
+    if loss.objective in [piece.function for piece in OBJECTIVES.values()]:  # a user's own says which ratio it means
         objective = objective.replace("(r", "(r_i" if per_answer else "(r_it")
     masks = [piece.formula for number, piece in SAFEGUARDS.items() if number in loss.numbers]
     average = "mean_i" if per_answer else formula_of(loss.reduction)
@@ -62,17 +65,15 @@ def _is_per_answer(loss: Loss) -> bool:
 
 def _kl_formula(loss: Loss) -> str:
     if loss.kl_level == "token":
-        new, ref, ratio = "log p_new(y_it)", "log p_ref(y_it)", "p_new(y_it) / p_old(y_it)"
-        average = formula_of(reduce.mean_per_sequence if loss.length_normalize else loss.reduction)
+        y, average = "y_it", formula_of(reduce.mean_per_sequence if loss.length_normalize else loss.reduction)
     else:
-        new, ref, ratio = "log p_new(y_i)", "log p_ref(y_i)", "p_new(y_i) / p_old(y_i)"
-        average = "mean_i 1 / |y_i|" if loss.length_normalize else "mean_i"
-    estimate = formula_of(loss.penalty).format(new=new, ref=ref)
-    return f"{average} {ratio + ' ' if loss.kl_reweight else ''}[{estimate}]"
+        y, average = "y_i", "mean_i 1 / |y_i|" if loss.length_normalize else "mean_i"
+    ratio = f"p_new({y}) / p_old({y}) " if loss.kl_reweight else ""
+    return f"{average} {ratio}[{formula_of(loss.penalty).format(new=f'log p_new({y})', ref=f'log p_ref({y})')}]"
 
 
 def explain(variant: Variant | str) -> str:
-    """A variant's objective in plain mathematics, every number with its source, and how it differs from book and papers.
+    """A variant's objective in mathematics, every number with its source, and how it differs from book and papers.
 
     Args:
       variant: what `get_variant` returns, or a name.
@@ -94,7 +95,6 @@ def explain(variant: Variant | str) -> str:
         line(key, value, f"weight of the reward {key!r}", original.recipe.rewards.get(key))
         for key, value in recipe.rewards.items()
     ]
-    shown = {name: getattr(recipe, name) for name in _SHOWN if getattr(recipe, name)}
     return "\n".join(
         [
             f"{variant.name}: {recipe.summary}",
@@ -107,7 +107,7 @@ def explain(variant: Variant | str) -> str:
             "Rewards:",
             *weights,
             "Settings:",
-            *[f"  {name} = {value}   {meaning(name)}" for name, value in shown.items()],
+            *[f"  {name} = {getattr(recipe, name)}   {meaning(name)}" for name in _SHOWN if getattr(recipe, name)],
             f"Embedded model: {recipe.model}",
             "",
             recipe.notes,
@@ -121,8 +121,9 @@ def notices(variant: Variant, updates: int) -> Iterator[str]:
     Args:
       updates: how many updates are made from one batch of rollouts.
     """
-    loss, recipe = variant.loss, variant.recipe
-    bounds = loss.numbers.get("clip_low"), loss.numbers.get("clip_high")
+    loss, recipe, numbers = variant.loss, variant.recipe, variant.loss.numbers
+    bounds = [numbers[name] for name in ("clip_low", "clip_high") if name in numbers]
+    geometric = loss.ratio in (objectives.sequence_mean_ratio, objectives.gspo_token_ratio)
     if loss.ratio is not None and updates == 1:
         cancels = _is_per_answer(loss) or loss.reduction is reduce.mean_per_sequence
         is_zero = cancels and loss.objective not in (objectives.sapo, objectives.cispo)
@@ -131,23 +132,28 @@ def notices(variant: Variant, updates: int) -> Iterator[str]:
             + (" and the printed pg_loss is about 0 by construction" if is_zero else "")
             + "; its gradient is that of log-probability times advantage"
         )
-    if loss.ratio in (objectives.sequence_mean_ratio, objectives.gspo_token_ratio) and None not in bounds and max(bounds) >= 0.05:
+    if geometric and len(bounds) == 2 and max(bounds) >= 0.05:
         yield (
-            f"bounds of {bounds[0]:g} and {bounds[1]:g} will hardly ever act on a geometric mean of token ratios, which stays within "
-            "a few thousandths of 1; GSPO's are 0.0003 and 0.0004"
+            f"bounds of {bounds[0]:g} and {bounds[1]:g} will hardly ever act on a geometric mean of token ratios, "
+            "which stays within a few thousandths of 1; GSPO's are 0.0003 and 0.0004"
         )
-    if loss.ratio is objectives.sequence_sum_ratio and None not in bounds and max(bounds) < 0.01:
-        yield "bounds this narrow clip almost every ratio of whole answers, because that ratio multiplies those of all tokens"
-    if loss.numbers.get("ratio_cap", 1.0) < 1:
-        yield f"a ratio_cap of {loss.numbers['ratio_cap']:g} is below 1 and scales every update down; the cap is the bound itself, not 1 plus it"
-    for cap in ("tis_cap", "sequence_mask_cap"):
-        if loss.numbers.get(cap, 1.0) < 1:
-            yield f"a {cap} of {loss.numbers[cap]:g} is below 1, the weight when trainer and sampler agree"
-    if "kl_coeff" in loss.numbers:
+    if loss.ratio is objectives.sequence_sum_ratio and len(bounds) == 2 and max(bounds) < 0.01:
+        yield (
+            "bounds this narrow clip almost every ratio of whole answers, because that ratio multiplies those of all "
+            "tokens"
+        )
+    for cap, meaning in (
+        ("ratio_cap", " and scales every update down; the cap is the bound itself, not 1 plus it"),
+        ("tis_cap", ", the weight when trainer and sampler agree"),
+        ("sequence_mask_cap", ", the weight when trainer and sampler agree"),
+    ):
+        if numbers.get(cap, 1.0) < 1:
+            yield f"a {cap} of {numbers[cap]:g} is below 1{meaning}"
+    if "kl_coeff" in numbers:
         if loss.penalty is penalties.k1 and not loss.kl_reweight:
             yield (
-                "the gradient of this KL term does not contain the reference: it makes sampled answers less likely, and "
-                "in the book's 7.5 run it ended in uniform noise; watch entropy_avg"
+                "the gradient of this KL term does not contain the reference: it makes sampled answers less likely, "
+                "and in the book's 7.5 run it ended in uniform noise; watch entropy_avg"
             )
     else:
         idle = {
@@ -156,5 +162,5 @@ def notices(variant: Variant, updates: int) -> Iterator[str]:
         }  # fmt: skip
         if any(idle.values()):
             yield f"{', '.join(name for name, on in idle.items() if on)} has no KL term to act on; give a kl_coeff"
-    if "off_policy_delta" in loss.numbers and updates == 1 and not recipe.dynamic_sampling:
+    if "off_policy_delta" in numbers and updates == 1 and not recipe.dynamic_sampling:
         yield "with one update per batch no answer is off-policy, so off_policy_delta leaves none out"

@@ -1,7 +1,7 @@
 """Replacing a file as a whole, and reading and appending JSON lines.
 
-A crash leaves a replaced file old or new, never half written. Of a file that grows line by line it can cut off the last
-line, so a line counts once its line end is written.
+A file is written under a temporary name and renamed: a crash leaves it old or new, never half written. Of a file that
+grows line by line a crash can cut off the last line, so a line counts once its line end is written.
 """
 
 import json
@@ -21,8 +21,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces a file by indented JSON with a line end."""
-    replace_file(path, to_json(value, indent=2).encode() + b"\n")
+    """Replaces a file by indented JSON."""
+    replace_file(path, _json(value, indent=2).encode() + b"\n")
 
 
 def append_text(path: Path, text: str) -> None:
@@ -31,18 +31,13 @@ def append_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON without a line end; array scalars become numbers, other unknown objects, such as paths, their text."""
-    return json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
-
-
 def json_lines(rows: Iterable[Any]) -> str:
     r"""One line of JSON per row.
 
     >>> json_lines([{"step": 1}, {"step": 2}])
     '{"step": 1}\n{"step": 2}\n'
     """
-    return "".join(to_json(row) + "\n" for row in rows)
+    return "".join(_json(row) + "\n" for row in rows)
 
 
 def complete_lines(path: Path) -> list[bytes]:
@@ -69,5 +64,7 @@ def read_json_lines(path: Path, *, complete_only: bool = True) -> Iterator[tuple
                 raise InputError(f"{path}, line {number} is not valid JSON; fix or delete the line.") from None
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else str(value)
+def _json(value: Any, indent: int | None = None) -> str:
+    """Array scalars become numbers, other unknown objects, such as paths, their text."""
+    plain = lambda value: value.item() if hasattr(value, "item") else str(value)
+    return json.dumps(value, indent=indent, ensure_ascii=False, default=plain)

@@ -338,7 +338,7 @@ def read_results(path: str | Path, *fields: str) -> list[EvalRow]:
 
     Args:
       path: a file written by `grpojax eval --out`, or an evals/step-*.jsonl of a run.
-      fields: fields that the rows must have besides the required ones.
+      fields: what the rows must have besides the required fields.
 
     Raises:
       InputError: if the file is missing, damaged, not finished, or not a results file.

@@ -39,9 +39,6 @@ def read_evaluations(path: str | Path) -> list[tuple[int, float]]:
     They come from the eval_acc column and, in a run folder, from evals/summary.jsonl, which also has step 0, the
     untrained model. Of two evaluations at the same step the later line counts.
 
-    Args:
-      path: a run folder or a csv file, as for read_metrics.
-
     Raises:
       InputError: as for read_metrics, except that a file without rows is allowed: step 0 may have been evaluated.
     """
@@ -83,11 +80,7 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     array([nan,  4.,  3.,  3.,  4.])
 
     Args:
-      values: [steps] float.
-      window: number of values in a mean, at least 1.
-
-    Returns:
-      [steps] float64.
+      values: [steps] float; the result is [steps] float64.
 
     Raises:
       InputError: if window is less than 1.
@@ -124,7 +117,13 @@ def _read_rows(path: Path) -> list[dict[str, float]]:
     for number, cells in enumerate(lines[1:], start=2):
         if not cells:
             continue
-        row = _read_row(cells, columns, f"{path}, line {number}")
+        where = f"{path}, line {number}"
+        if len(cells) != len(columns):
+            counts = f"{len(cells)} cells but the header has {len(columns)}"
+            raise InputError(f"{where} has {counts}; fix or delete the line")
+        row = {name: _number(name, cell, where) for name, cell in zip(columns, cells, strict=True)}
+        if not np.isfinite(row["step"]):
+            raise InputError(f"{where} has no step number; fix or delete the line")
         while rows and rows[-1]["step"] >= row["step"]:
             rows.pop()
         rows.append(row)
@@ -135,16 +134,8 @@ def _read_rows(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def _read_row(cells: list[str], columns: list[str], where: str) -> dict[str, float]:
-    """The numbers of one line by column; `where` is its place for error messages."""
-    if len(cells) != len(columns):
-        raise InputError(f"{where} has {len(cells)} cells but the header has {len(columns)}; fix or delete the line")
-    row = {}
-    for name, cell in zip(columns, cells, strict=True):
-        try:
-            row[name] = float(cell) if cell.strip() else np.nan
-        except ValueError:
-            raise InputError(f"{where} has {cell!r} as {name}, expected a number; fix or delete the line") from None
-    if not np.isfinite(row["step"]):
-        raise InputError(f"{where} has no step number; fix or delete the line")
-    return row
+def _number(name: str, cell: str, where: str) -> float:
+    try:
+        return float(cell) if cell.strip() else np.nan
+    except ValueError:
+        raise InputError(f"{where} has {cell!r} as {name}, expected a number; fix or delete the line") from None

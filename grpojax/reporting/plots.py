@@ -62,12 +62,8 @@ DIVERGENCE = (
 def plot_runs(paths: list[str | Path], out_dir: str | Path, window: int = 20) -> list[Path]:
     """Draws the figures of one or more runs as PNG files.
 
-    learning.png  loss, reward, response length, evaluation accuracy
-    policy.png    policy ratio, mean and standard deviation of the advantages, entropy
-    kl.png        reward and divergence from the reference model; only if a run recorded it
-
-    Values are faint, the moving average is strong, and evaluations are points joined by a line. Missing values are
-    skipped; a panel without any says "not recorded".
+    They are learning.png, policy.png and, if a run recorded a divergence from the reference model, kl.png. Values are
+    faint, the moving average is strong, and evaluations are points joined by a line. Missing values are skipped.
 
     Args:
       paths: run folders or metrics csv files, as for read_metrics.

@@ -32,20 +32,17 @@ class Display:
     def update(self, record: StepRecord) -> None:
         """Shows a finished step, and messages about its evaluation and checkpoint if it has them."""
         self._ends.append(monotonic())
-        self._show(record, self._time_left(record.step))
+        left = "-"
+        if len(self._ends) > 1:  # by the mean of the last 20 steps
+            step_seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+            left = format_duration(step_seconds * (self._total_steps - record.step))
+        self._show(record, left)
         if len(self._ends) == 1 and record.metrics.get("step_seconds") is not None:
             self.message(f"first step took {format_duration(record.metrics['step_seconds'])}, compilation included")
         if record.evaluation is not None:
             self.message(format_evaluation(record.evaluation))
         if record.checkpoint is not None:
             self.message(f"checkpoint {record.checkpoint}")
-
-    def _time_left(self, step: int) -> str:
-        """The estimated time left, from the mean of the last 20 steps; '-' after the first step."""
-        if len(self._ends) < 2:
-            return "-"
-        step_seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-        return format_duration(step_seconds * (self._total_steps - step))
 
 
 @contextlib.contextmanager

@@ -56,8 +56,6 @@ class RunLog:
         """Starts a run: writes config.json and the header of metrics.csv.
 
         Args:
-          folder: created if it is missing; it may contain files that are not part of a run.
-          config: everything needed to repeat the run.
           samples_every: answers are written every this many steps, at step 1 and at the last step.
           more_columns: columns after METRIC_COLUMNS.
 

@@ -1,4 +1,4 @@
-"""RunConfig: every setting of a training run, declared and checked here. The settings of its variant are in variants.py."""
+"""RunConfig: every setting of a training run, declared and checked. The settings of its variant are in variants.py."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ from grpojax.training.sampling import Sampler, make_sampler
 from grpojax.variants import VARIANTS, Variant, VariantSettings, find_variant, get_variant
 
 MAX_SEED = 2**32 - 1  # a random key holds 32 bits
-
-_DTYPES = ("float32", "bfloat16")
+DTYPES, KINDS, GRADERS = ("float32", "bfloat16"), ("base", "reasoning"), ("grpojax", "book", "math-verify")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +18,19 @@ class RunConfig(VariantSettings):
     """The run. A setting that is None is suggested by the variant or the model; `resolved` fills it in."""
 
     variant: str = setting("clipped", "what to train with: a name from `grpojax variants`, or your own as module:NAME")
-    model: str | None = setting(None, "embedded model, folder, checkpoint or hub name (default: the variant's embedded one)")
-    tokenizer_kind: str | None = setting(
-        None, "plain prompts that end with <|endoftext|>, or chat turns (default: by the checkpoint's stop ids)", choices=("base", "reasoning")
+    model: str | None = setting(
+        None, "embedded model, folder, checkpoint or hub name (default: the variant's embedded one)"
     )
-    dataset: str = setting("arithmetic", "problems to train on: arithmetic, gsm8k, math, math500, or a .json/.jsonl file")
-    eval_dataset: str | None = setting(None, "problems to evaluate on (default: a part of --dataset that is not trained on)")
+    tokenizer_kind: str | None = setting(
+        None, "plain prompts that end with <|endoftext|>, or chat turns (default: by the checkpoint's stop ids)",
+        choices=KINDS,
+    )  # fmt: skip
+    dataset: str = setting(
+        "arithmetic", "problems to train on: arithmetic, gsm8k, math, math500, or a .json/.jsonl file"
+    )
+    eval_dataset: str | None = setting(
+        None, "problems to evaluate on (default: a part of --dataset that is not trained on)"
+    )
     prompt_template: str | None = setting(None, "file with the prompt; {problem} marks the place of the problem")
     out: str | None = setting(None, "run folder (default: runs/VARIANT-MODEL-TIME)")
     resume: bool = setting(False, "continue the run in --out with the settings in its config.json")
@@ -34,33 +40,43 @@ class RunConfig(VariantSettings):
     num_rollouts: int = setting(8, "answers sampled for each prompt; they are compared with each other", at_least=2)
     max_new_tokens: int | None = setting(None, "token budget of an answer", at_least=1, suggested=(48, 512))
     temperature: float = setting(0.8, "sampling temperature; 0 is greedy", at_least=0)
-    top_p: float = setting(0.9, "sample from the smallest set of tokens with this much probability; 1 keeps all", above=0, at_most=1)
+    top_p: float = setting(
+        0.9, "sample from the smallest set of tokens with this much probability; 1 keeps all", above=0, at_most=1
+    )
     top_k: int = setting(0, "sample from the k most likely tokens; 0 keeps all", at_least=0)
     thinking: bool = setting(True, "let a reasoning model think; if off, its prompt closes an empty think block")
 
-    reward: str | None = setting(None, "more reward functions beside the variant's, such as my_module:my_function or boxed=0.1")
-    grader: str = setting("grpojax", "who compares answers: grpojax, the book's reference, or the math-verify library",
-                          choices=("grpojax", "book", "math-verify"))  # fmt: skip
+    reward: str | None = setting(
+        None, "more reward functions beside the variant's, such as my_module:my_function or boxed=0.1"
+    )
+    grader: str = setting(
+        "grpojax", "who compares answers: grpojax, the book's reference, or the math-verify library", choices=GRADERS
+    )
     minibatches: int = setting(1, "updates per pass over a pool of rollouts, each on one part of it", at_least=1)
     skip_zero_advantage_updates: bool = setting(False, "make no update if every group agrees on its reward")
 
     lr: float = setting(1e-5, "learning rate of AdamW", at_least=0)
     weight_decay: float = setting(0.01, "weight decay of AdamW", at_least=0)
     max_grad_norm: float = setting(1.0, "bound on the global gradient norm", above=0)
-    micro_batch: int | None = setting(None, "answers per backward pass; changes memory and nothing else (default: what fits)", at_least=1)
-    param_dtype: str = setting("float32", "dtype of the weights", choices=_DTYPES)
-    moment_dtype: str = setting(
-        "float32", "dtype of AdamW's moments; bfloat16 saves 4 bytes a weight and loses small changes", choices=_DTYPES
+    micro_batch: int | None = setting(
+        None, "answers per backward pass; changes memory and nothing else (default: what fits)", at_least=1
     )
-    compute_dtype: str | None = setting(None, "dtype of matrix products (default: float32 on CPU, bfloat16 elsewhere)", choices=_DTYPES)
+    param_dtype: str = setting("float32", "dtype of the weights", choices=DTYPES)
+    moment_dtype: str = setting(
+        "float32", "dtype of AdamW's moments; bfloat16 saves 4 bytes a weight and loses small changes", choices=DTYPES
+    )
+    compute_dtype: str | None = setting(
+        None, "dtype of matrix products (default: float32 on CPU, bfloat16 elsewhere)", choices=DTYPES
+    )
     untie_head: bool = setting(False, "give a model with tied embeddings its own output head, as the book's code does")
     seed: int = setting(42, "decides problems and samples", at_least=0, at_most=MAX_SEED)
 
     checkpoint_every: int = setting(50, "steps between checkpoints; 0: only at the end", at_least=0)
     keep_checkpoints: int = setting(3, "newest checkpoints to keep beside the best one", at_least=1)
     eval_on_checkpoint: int | None = setting(
-        None, "held-out problems to evaluate before training and at each checkpoint; 0: none", at_least=0, suggested=(200, 0)
-    )
+        None, "held-out problems to evaluate before training and at each checkpoint; 0: none",
+        at_least=0, suggested=(200, 0),
+    )  # fmt: skip
 
     def resolved(self) -> "RunConfig":
         """The same config, checked, with every None filled in that the variant or the model decides.
@@ -79,11 +95,11 @@ class RunConfig(VariantSettings):
 
     def make_variant(self) -> Variant:
         """The variant with the settings that were given, and the numbers it takes from the run."""
-        given = {name: getattr(self, name) for name in settings_of(VariantSettings)}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {}
         for name, field in settings_of(VariantSettings).items():
-            if name in given and field.metadata.get("weights"):
-                given[name] = parse_weights(name, given[name])
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = parse_weights(name, value) if "weights" in field.metadata else value
         if self.reward is not None:
             rewards = given.get("rewards", find_variant(self.variant).recipe.rewards)
             given["rewards"] = rewards | parse_weights("reward", self.reward)
@@ -108,11 +124,13 @@ class RunConfig(VariantSettings):
         """Raises an InputError for settings that do not go together."""
         if self.make_variant().recipe.keep_sampling_mask and self.temperature == 0:
             raise InputError(
-                "keep_sampling_mask with temperature 0 leaves one possible token, whose log-prob is always 0; give a temperature "
-                "above 0, or --no-keep-sampling-mask."
+                "keep_sampling_mask with temperature 0 leaves one possible token, whose log-prob is always 0; give a "
+                "temperature above 0, or --no-keep-sampling-mask."
             )
         if self.eval_dataset is not None and self.eval_on_checkpoint == 0:
-            raise InputError("eval_dataset is given but eval_on_checkpoint is 0; say how many of its problems to evaluate.")
+            raise InputError(
+                "eval_dataset is given but eval_on_checkpoint is 0; say how many of its problems to evaluate."
+            )
         if self.minibatches > 1 and self.rollout_reuse != "pool":
             raise InputError("minibatches splits a pool of rollouts; add --rollout-reuse pool, or leave it at 1.")
         self._check_divides("minibatches", self.prompts_per_step * self.num_rollouts, "prompts_per_step * num_rollouts")
@@ -122,14 +140,15 @@ class RunConfig(VariantSettings):
     def _check_divides(self, name: str, total: int, meaning: str) -> None:
         if total % getattr(self, name):
             fits = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
-            raise InputError(f"{name} is {getattr(self, name)} and does not divide {meaning}, {total}; choose one of {fits}.")
+            given = f"{name} is {getattr(self, name)}"
+            raise InputError(f"{given} and does not divide {meaning}, {total}; choose one of {fits}.")
 
 
 def suggestions(model: str) -> dict[str, int]:
     """Settings that depend on the model: short runs for the embedded ones, the book's scripts for any other."""
     embedded = model in {variant.recipe.model for variant in VARIANTS.values()}
-    settings = settings_of(RunConfig).items()
-    return {name: field.metadata["suggested"][not embedded] for name, field in settings if "suggested" in field.metadata}
+    suggested = {name: field.metadata.get("suggested") for name, field in settings_of(RunConfig).items()}
+    return {name: values[not embedded] for name, values in suggested.items() if values}
 
 
 def parse_weights(name: str, text: str) -> dict[str, float]:
@@ -141,10 +160,15 @@ def parse_weights(name: str, text: str) -> dict[str, float]:
     weights = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")
-        if not key.strip() or key.strip() in weights:
-            raise InputError(f"{name} has {part!r}, which has no name or repeats one; write each name once, such as correct=1.")
+        key = key.strip()
+        if not key or key in weights:
+            raise InputError(
+                f"{name} has {part!r}, which has no name or repeats one; write each name once, such as correct=1."
+            )
         try:
-            weights[key.strip()] = float(value) if equals else 1.0
+            weights[key] = float(value) if equals else 1.0
         except ValueError:
-            raise InputError(f"{name} has {part!r}; write name=number, separated by commas, such as correct=1,format=0.5.") from None
+            raise InputError(
+                f"{name} has {part!r}; write name=number, separated by commas, such as correct=1,format=0.5."
+            ) from None
     return weights

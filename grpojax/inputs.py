@@ -1,9 +1,8 @@
-"""What a run reads before it writes anything: model, prompt template, problems; and fingerprints to recognise them again."""
+"""What a run reads before it writes anything: model, prompt template, problems; and fingerprints to recognise them."""
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from grpojax.errors import InputError
 from grpojax.qwen.sources import model_files
 from grpojax.qwen.weights import Policy, load_policy
 from grpojax.tasks.problems import Problem, has_eval_split, load_problems, split_held_out
-from grpojax.tasks.prompts import DEFAULT_TEMPLATE, load_template, render_prompt
+from grpojax.tasks.prompts import load_template, render_prompt
 from grpojax.tasks.rewards import reward_function
 from grpojax.training.rollout import check_context
 
@@ -23,7 +22,15 @@ EVAL_SEED = 0
 """Generated evaluation problems are the same in every run, so that accuracies can be compared."""
 
 SAMPLED_WEIGHTS = 4096
-"""A fingerprint takes so many evenly spaced weights of each array."""
+"""How many evenly spaced weights of each array a fingerprint takes."""
+
+
+_FINGERPRINTS = {
+    "model_sha256": "the model's weights",
+    "prompts_sha256": "the prompts (template or tokenizer)",
+    "problems_sha256": "the training problems",
+    "eval_problems_sha256": "the evaluation problems",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +61,9 @@ class Inputs:
         return {
             "model": str(self.model.resolve()),
             "model_sha256": _weights_sha256(self.policy),
-            "prompts_sha256": _sha256(prompts),
-            "problems_sha256": _sha256([(p.text, p.answer, p.domain) for p in self.problems]),
-            "eval_problems_sha256": _sha256([(p.text, p.answer) for p in self.eval_problems]),
+            "prompts_sha256": json_sha256(prompts),
+            "problems_sha256": json_sha256([(p.text, p.answer, p.domain) for p in self.problems]),
+            "eval_problems_sha256": json_sha256([(p.text, p.answer) for p in self.eval_problems]),
         }
 
 
@@ -70,27 +77,30 @@ def read_inputs(config: RunConfig, recorded: dict[str, Any] | None = None) -> In
     Raises:
       InputError: for the first input that cannot be used, or that has changed since the run began.
     """
-    template = load_template(config.prompt_template) if config.prompt_template else DEFAULT_TEMPLATE
+    template = load_template(config.prompt_template)
     problems, eval_problems, evaluated_on = _read_problems(config)
-    began_with = Path(recorded["model"]) if recorded else None
+    began_with = recorded and Path(recorded["model"])
     model = began_with if began_with and began_with.exists() else model_files(config.model)
     policy = open_policy(
         str(model), config.param_dtype, config.compute_dtype, kind=config.tokenizer_kind, untie=config.untie_head
     )
-    variant = config.make_variant()
-    for name in variant.recipe.rewards:
+    recipe = config.make_variant().recipe
+    for name in recipe.rewards:
         reward_function(name)
-    if "format" in variant.recipe.rewards and policy.tokenizer.think_ids is None:
+    if "format" in recipe.rewards and policy.tokenizer.think_ids is None:
         raise InputError(
             f"{config.model} has no <think> tokens, so its answers cannot earn the format reward; choose a reasoning "
             "model, or --format-reward-weight 0."
         )
-    used = problems[: config.steps * config.prompts_per_step * max(1, variant.recipe.dynamic_sampling)]
+    used = problems[: config.steps * config.prompts_per_step * max(1, recipe.dynamic_sampling)]
     lengths = [len(_prompt_ids(policy, problem, template, config.thinking)) for problem in used + eval_problems]
     check_context(policy, max(lengths), config.max_new_tokens)
     inputs = Inputs(policy, model, problems, eval_problems, evaluated_on, template)
-    if recorded:
-        _check_unchanged(inputs, recorded)
+    now = inputs.record() if recorded else {}
+    changed = [meaning for name, meaning in _FINGERPRINTS.items() if recorded and now[name] != recorded.get(name)]
+    if changed:
+        what = " and ".join(changed)
+        raise InputError(f"{what} changed since this run began; restore them, or start a new run with another --out.")
     return inputs
 
 
@@ -115,39 +125,24 @@ def _read_problems(config: RunConfig) -> tuple[list[Problem], list[Problem], str
     source = config.eval_dataset or config.dataset
     if config.eval_dataset or has_eval_split(config.dataset):
         found = load_problems(source, "eval", seed=EVAL_SEED, limit=count)
-        split = "evaluation split of " if has_eval_split(source) else ""
-        return problems, found, f"{len(found)} problems of the {split}{source}" if split else f"{len(found)} problems of {source}"
-    total = len(problems)
-    problems, held_out = split_held_out(problems)
-    if not held_out or not problems:
+        split = "the evaluation split of " if has_eval_split(source) else ""
+        return problems, found, f"{len(found)} problems of {split}{source}"
+    train, held_out = split_held_out(problems)
+    if not held_out or not train:
         raise InputError(
-            f"{source} has too few problems ({total}) to hold some out of training for evaluation; give an --eval-dataset, or "
-            "--eval-on-checkpoint 0."
+            f"{source} has too few problems ({len(problems)}) to hold some out of training for evaluation; give an "
+            "--eval-dataset, or --eval-on-checkpoint 0."
         )
     found = held_out[:count]
-    return problems, found, f"{len(found)} of the {len(held_out)} problems of {source} that are held out of training"
-
-
-def _check_unchanged(inputs: Inputs, recorded: dict[str, Any]) -> None:
-    now = inputs.record()
-    meanings = {
-        "model_sha256": "the model's weights",
-        "prompts_sha256": "the prompts (template or tokenizer)",
-        "problems_sha256": "the training problems",
-        "eval_problems_sha256": "the evaluation problems",
-    }
-    changed = [meaning for name, meaning in meanings.items() if now[name] != recorded.get(name)]
-    if changed:
-        raise InputError(
-            f"{' and '.join(changed)} changed since this run began; restore them, or start a new run with another --out."
-        )
+    return train, found, f"{len(found)} of the {len(held_out)} problems of {source} that are held out of training"
 
 
 def _prompt_ids(policy: Policy, problem: Problem, template: str, thinking: bool) -> list[int]:
     return policy.tokenizer.prompt_ids(render_prompt(problem.text, template), thinking)
 
 
-def _sha256(value: Sequence[Any]) -> str:
+def json_sha256(value: Any) -> str:
+    """The SHA-256 hash of a value as JSON, in hex."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 

@@ -10,8 +10,8 @@ DEFAULT_TEMPLATE = "Problem: {problem}\nThink step by step, then give the final 
 """Short enough for a tiny model; the answer follows "Solution:"."""
 
 
-def load_template(path: str | Path) -> str:
-    """Reads a prompt template: a text file with `{problem}` where the problem goes.
+def load_template(path: str | Path | None) -> str:
+    """Reads a prompt template: a text file with `{problem}` where the problem goes. Without a path it is the default.
 
     Other braces are kept, so a template can contain `\\boxed{}`. One newline at the end of the file is dropped: editors
     add it, and some models answer much worse after it.
@@ -19,6 +19,8 @@ def load_template(path: str | Path) -> str:
     Raises:
       InputError: if the file cannot be read or has no `{problem}`.
     """
+    if not path:
+        return DEFAULT_TEMPLATE
     try:
         template = Path(path).read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -95,8 +95,8 @@ REWARDS: dict[str, Callable[..., float | None]] = {
 def reward_function(name: str) -> Callable[..., float | None]:
     """Looks up a reward function: one of `REWARDS`, or a user's own as "module:function".
 
-    A user's function takes one `Answer` and returns a float, or None to abstain. If all functions abstain, the answer is
-    left out of its group.
+    A user's function takes one `Answer` and returns a float, or None to abstain. An answer on which all functions
+    abstain is left out of its group.
 
     Raises:
       InputError: for an unknown name, a module that cannot be imported, or a name that is not a function.
@@ -145,10 +145,8 @@ def score_answers(
     """The rewards of graded answers.
 
     Args:
-      answers: as returned by the function from `grade_answers`.
       names: names for `reward_function`.
       conditional: give the format reward to correct answers only.
-      overlong_cache: see `overlong`.
 
     Returns:
       By name, one reward per answer; NaN where the function abstains.

@@ -22,7 +22,7 @@ from grpojax.grading.grader import Grader
 from grpojax.inputs import Inputs, read_inputs
 from grpojax.loss.objectives import clip_first_printing
 from grpojax.process import prepare_process
-from grpojax.records import Evaluation, StepRecord, reward_column
+from grpojax.records import Evaluation, reward_column
 from grpojax.reporting.metrics import read_evaluations
 from grpojax.reporting.plots import plot_runs
 from grpojax.reporting.progress import Display, progress_display
@@ -44,16 +44,10 @@ PROGRAMS = {
 
 @dataclasses.dataclass
 class _Current:
-    """Holds the only reference to the run's state, so that weights of earlier steps do not stay in memory."""
+    """What changes during a run. It holds the only reference to the state: weights of earlier steps are not kept."""
 
     state: TrainState
-
-
-@dataclasses.dataclass
-class _Stop:
-    """The signal that asked the run to stop after the step under way, Ctrl-C or SIGTERM."""
-
-    signal: int | None = None
+    stopped_by: int | None = None  # Ctrl-C or SIGTERM, which asked the run to stop after the step under way
 
 
 def run(config: RunConfig, typed: set[str] | None = None) -> int:
@@ -74,7 +68,8 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
     grader = Grader(config.grader)
     inputs = read_inputs(config, recorded)
     if config.resume:
-        current = _Current(load_checkpoint(folder / "checkpoints", inputs.policy, run_optimizer(config), config.moment_dtype))
+        optimizer, moment_dtype = run_optimizer(config), config.moment_dtype
+        current = _Current(load_checkpoint(folder / "checkpoints", inputs.policy, optimizer, moment_dtype))
         if current.state.step >= config.steps:
             raise InputError(f"{folder} has done all its {config.steps} steps; give a larger --steps to continue.")
         log = RunLog.resume(folder, current.state.step)
@@ -86,29 +81,30 @@ def run(config: RunConfig, typed: set[str] | None = None) -> int:
     if "kl_coeff" not in run_variant(config, inputs.problems).loss.numbers:  # only a KL term needs the starting weights
         inputs = dataclasses.replace(inputs, policy=dataclasses.replace(inputs.policy, params={}))
     start, first_step = time.perf_counter(), current.state.step
-    with _stop_signals() as stop, progress_display(config.steps, first_step) as display:
+    with _stop_signals(current), progress_display(config.steps, first_step) as display:
         display.message(_headline(config, inputs, current.state, folder))
         for line in _notices(config, inputs):
             display.message(f"note: {line}")
-        display.message("compiling the programs of the first step; the next run finds them on disk")
+        display.message("compiling or loading the programs of the first step; the next run finds them on disk")
         if config.resume:
             display.message(f"resuming after step {first_step}")
         elif config.eval_on_checkpoint:
             evaluation = _evaluate(config, inputs, current.state, grader)
             log.evaluation(evaluation)
-            display.message(_accuracy_line(inputs, evaluation))
-        _train(config, inputs, current, grader, log, display, stop)
+            right = f"({evaluation.correct}/{evaluation.total} of {evaluation.dataset})"
+            display.message(f"{inputs.accuracy_name} before training: {evaluation.accuracy:.1f} % {right}")
+        _train(config, inputs, current, grader, log, display)
         outcome = _outcome(config, folder, current.state, time.perf_counter() - start, grader)
         log.summary(outcome)
         if current.state.step > first_step:
             plot_runs([folder], folder / "plots")
-        for line in _closing_lines(outcome, inputs, folder, stop):
+        for line in _closing_lines(outcome, inputs, folder, current.stopped_by):
             display.message(line)
-    return 0 if stop.signal is None or current.state.step == config.steps else 128 + stop.signal
+    return 0 if current.stopped_by is None or current.state.step == config.steps else 128 + current.stopped_by
 
 
 def _train(
-    config: RunConfig, inputs: Inputs, current: _Current, grader: Grader, log: RunLog, display: Display, stop: _Stop
+    config: RunConfig, inputs: Inputs, current: _Current, grader: Grader, log: RunLog, display: Display
 ) -> None:
     """The loop with its checkpoints. On any error the last complete state is saved before the error is raised again."""
     checkpoints = log.folder / "checkpoints"
@@ -123,14 +119,13 @@ def _train(
     steps = train(config, inputs.policy, inputs.problems, current.state, inputs.template, grader)
     try:
         for current.state, record in steps:
-            last = current.state.step == config.steps or stop.signal is not None
-            if last or (config.checkpoint_every and current.state.step % config.checkpoint_every == 0):
-                if config.eval_on_checkpoint and stop.signal is None:
-                    record = _with_evaluation(record, _evaluate(config, inputs, current.state, grader))
-                log.append(record)  # before the checkpoint: a resumed run repeats a row without checkpoint, but misses the reverse
+            last = current.state.step == config.steps or current.stopped_by is not None
+            saving = last or (config.checkpoint_every and current.state.step % config.checkpoint_every == 0)
+            if saving and config.eval_on_checkpoint and current.stopped_by is None:
+                record = dataclasses.replace(record, evaluation=_evaluate(config, inputs, current.state, grader))
+            log.append(record)  # first: a resumed run repeats a row without checkpoint, but misses the reverse
+            if saving:
                 record = dataclasses.replace(record, checkpoint=str(save(current.state)))
-            else:
-                log.append(record)
             display.update(record)
             if last:
                 break
@@ -149,25 +144,18 @@ def _evaluate(config: RunConfig, inputs: Inputs, state: TrainState, grader: Grad
     )  # fmt: skip
 
 
-def _with_evaluation(record: StepRecord, evaluation: Evaluation) -> StepRecord:
-    metrics = record.metrics | {"eval_acc": evaluation.accuracy}
-    return dataclasses.replace(record, metrics=metrics, evaluation=evaluation)
-
-
 def _default_out(config: RunConfig) -> str:
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model).name) or "model"
     variant = config.variant.replace(":", ".")  # module:NAME; not every file system takes a colon
     return f"runs/{variant}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-_MAY_CHANGE = ("out", "resume", "steps", "checkpoint_every", "keep_checkpoints")
+_MAY_CHANGE = {"out", "resume", "steps", "checkpoint_every", "keep_checkpoints"}
+"""Settings that may be given again to a resumed run: how long to train and what to keep."""
 
 
 def _recorded_settings(given: RunConfig, typed: set[str] | None) -> tuple[RunConfig, dict[str, Any] | None]:
-    """The settings of the run to resume, and the record of its inputs (None: an earlier version kept none).
-
-    Only settings that say how long to train and what to keep may be given again.
-    """
+    """The settings of the run to resume, and the record of its inputs (None: an earlier version kept none)."""
     if given.out is None:
         raise InputError("--resume needs --out, the folder of the run to continue.")
     path = Path(given.out) / "config.json"
@@ -177,23 +165,23 @@ def _recorded_settings(given: RunConfig, typed: set[str] | None) -> tuple[RunCon
     except FileNotFoundError:
         raise InputError(f"{given.out} holds no run to resume (no config.json); check --out.") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} does not hold the settings of a run ({error}); start a new run with another --out.") from None
+        hint = "start a new run with another --out."
+        raise InputError(f"{path} does not hold the settings of a run ({error}); {hint}") from None
     if typed is None:
-        default = RunConfig()
-        typed = {f.name for f in dataclasses.fields(RunConfig) if getattr(given, f.name) != getattr(default, f.name)}
-    for name in sorted(typed - set(_MAY_CHANGE)):
+        typed = {name for name, value in vars(RunConfig()).items() if getattr(given, name) != value}
+    for name in sorted(typed - _MAY_CHANGE):
         value, before = getattr(given, name), getattr(recorded, name)
         if value != before:
             raise InputError(
-                f"--{name.replace('_', '-')} is {value}, but the run in {given.out} was made with {before}; leave the flag out, "
-                "or start a new run with another --out."
+                f"--{name.replace('_', '-')} is {value}, but the run in {given.out} was made with {before}; leave the "
+                "flag out, or start a new run with another --out."
             )
-    config = dataclasses.replace(recorded, **{name: getattr(given, name) for name in typed & set(_MAY_CHANGE)}).resolved()
+    config = dataclasses.replace(recorded, **{name: getattr(given, name) for name in typed & _MAY_CHANGE}).resolved()
     inputs = record.get("inputs")
     if inputs is None and config.eval_on_checkpoint and not (config.eval_dataset or has_eval_split(config.dataset)):
         raise InputError(
-            f"the run in {given.out} was made by an earlier version, which evaluated {config.dataset} on its training problems; "
-            "start a new run with another --out."
+            f"the run in {given.out} was made by an earlier version, which evaluated {config.dataset} on its training "
+            "problems; start a new run with another --out."
         )
     return config, inputs
 
@@ -227,27 +215,25 @@ def _git_commit() -> str | None:
     if not (checkout / ".git").exists():  # installed: a repository around it belongs to something else
         return None
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, timeout=10, check=True
-        )
+        return subprocess.check_output(
+            ["git", "rev-parse", "HEAD"], cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
 
 
 @contextmanager
-def _stop_signals() -> Iterator[_Stop]:
+def _stop_signals(current: _Current) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM asks the run to stop after the step under way; a second one stops it at once."""
-    stop = _Stop()
 
     def handle(number, _frame):
-        if stop.signal is not None:
+        if current.stopped_by is not None:
             raise KeyboardInterrupt
-        stop.signal = number
+        current.stopped_by = number
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -258,8 +244,8 @@ def _headline(config: RunConfig, inputs: Inputs, state: TrainState, folder: Path
     size = sum(array.size for array in jax.tree.leaves(state.params)) / 1e6
     return (
         f"{config.variant} on {config.model} ({size:.1f} M parameters, {jax.devices()[0].device_kind}), "
-        f"{len(inputs.problems)} problems of {config.dataset}{evaluated}, {config.prompts_per_step} x {config.num_rollouts} "
-        f"rollouts a step -> {folder}"
+        f"{len(inputs.problems)} problems of {config.dataset}{evaluated}, "
+        f"{config.prompts_per_step} x {config.num_rollouts} rollouts a step -> {folder}"
     )
 
 
@@ -280,7 +266,10 @@ def _notices(config: RunConfig, inputs: Inputs) -> Iterator[str]:
     if recipe.keep_sampling_mask and config.top_p == 1 and config.top_k == 0:
         yield "with top_p 1 and top_k 0 every id could be sampled, so keep_sampling_mask changes nothing"
     if {"tis_cap", "sequence_mask_cap"} & set(numbers) and inputs.policy.config.compute_dtype == "float32":
-        yield "in float32 trainer and sampler agree to rounding, so the weight of the one over the other is 1 (see logp_gap)"
+        yield (
+            "in float32 trainer and sampler agree to rounding, so the weight of the one over the other is 1 "
+            "(see logp_gap)"
+        )
     if (recipe.overlong_cache or 0) > config.max_new_tokens:
         yield "overlong_cache is larger than the budget, so every answer is punished from its first token on"
     if config.clip_low is not None and variant.loss.objective is clip_first_printing:
@@ -289,45 +278,35 @@ def _notices(config: RunConfig, inputs: Inputs) -> Iterator[str]:
         yield "without thinking the prompt itself closes the think block, so no answer can earn the format reward"
 
 
-def _accuracy_line(inputs: Inputs, evaluation: Evaluation) -> str:
-    return (
-        f"{inputs.accuracy_name} before training: {evaluation.accuracy:.1f} % "
-        f"({evaluation.correct}/{evaluation.total} of {evaluation.dataset})"
-    )
-
-
 def _outcome(config: RunConfig, folder: Path, state: TrainState, seconds: float, grader: Grader) -> dict[str, Any]:
     """What summary.json holds."""
-    evaluations = read_evaluations(folder)
-    best = max(evaluations, key=lambda pair: pair[1], default=(None, None))
-    last = evaluations[-1] if evaluations and evaluations[-1][0] > 0 else (None, None)
+    accuracies = dict(read_evaluations(folder))  # by step, in order
+    best, last = max(accuracies, key=accuracies.get, default=None), max(accuracies, default=0) or None
     return {
         "variant": config.variant,
         "model": config.model,
         "steps_done": state.step,
         "total_steps": config.steps,
         "seconds": seconds,
-        "eval_acc_before": evaluations[0][1] if evaluations and evaluations[0][0] == 0 else None,
-        "eval_acc_last": last[1],
-        "last_eval_step": last[0],
-        "eval_acc_best": best[1],
-        "best_step": best[0],
+        "eval_acc_before": accuracies.get(0),
+        "eval_acc_last": accuracies.get(last),
+        "last_eval_step": last,
+        "eval_acc_best": accuracies.get(best),
+        "best_step": best,
         "checkpoints": checkpoint_steps(folder / "checkpoints"),
         "compilations": {name: program._cache_size() for name, program in PROGRAMS.items()},  # in this process
         "grading_timeouts": grader.timeouts,
     }
 
 
-def _closing_lines(outcome: dict[str, Any], inputs: Inputs, folder: Path, stop: _Stop) -> Iterator[str]:
+def _closing_lines(outcome: dict[str, Any], inputs: Inputs, folder: Path, stopped_by: int | None) -> Iterator[str]:
     done, total = outcome["steps_done"], outcome["total_steps"]
-    if stop.signal is not None and done < total:
-        name = signal.Signals(stop.signal).name
-        yield f"stopped by {name} after step {done}; continue with --resume --out {folder}"
-    if outcome["eval_acc_before"] is not None and outcome["eval_acc_last"] is not None:
-        yield (
-            f"{inputs.accuracy_name}: {outcome['eval_acc_before']:.1f} % before training, {outcome['eval_acc_last']:.1f} % after "
-            f"step {outcome['last_eval_step']}"
-        )
+    if stopped_by is not None and done < total:
+        yield f"stopped by {signal.Signals(stopped_by).name} after step {done}; continue with --resume --out {folder}"
+    before, after = outcome["eval_acc_before"], outcome["eval_acc_last"]
+    if before is not None and after is not None:
+        step = outcome["last_eval_step"]
+        yield f"{inputs.accuracy_name}: {before:.1f} % before training, {after:.1f} % after step {step}"
     counts = ", ".join(f"{name} {count}" for name, count in outcome["compilations"].items())
     yield f"{outcome['seconds']:.0f} s; programs compiled: {counts}"
     yield f"metrics, samples, plots and checkpoints: {folder}"

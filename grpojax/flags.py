@@ -53,9 +53,9 @@ def add_settings(parser: Parser, cls: type) -> None:
             if field.type is bool:
                 options["action"] = argparse.BooleanOptionalAction
             else:
-                choices = field.metadata["choices"]
-                options |= {"type": field.type, "choices": choices, "metavar": None if choices else field.type.__name__.upper()}
-            flags = [name, *filter(None, [field.metadata.get("alias")])]
+                choices, kind = field.metadata["choices"], field.type
+                options |= {"type": kind, "choices": choices, "metavar": None if choices else kind.__name__.upper()}
+            flags = filter(None, [name, field.metadata.get("alias")])
             group.add_argument(*("--" + flag.replace("_", "-") for flag in flags), **options)
 
 
@@ -87,12 +87,9 @@ def exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command; an InputError prints as one line and gives 2, a RunError 1, Ctrl-C 130."""
     try:
         return command() or 0
-    except InputError as error:
+    except (InputError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:  # outside of training, or the second Ctrl-C within it
         print("error: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

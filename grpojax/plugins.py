@@ -26,8 +26,8 @@ def import_object(kind: str, name: str) -> Any:
         found = importlib.import_module(module)
     except Exception as error:  # a user's module may raise anything
         raise InputError(
-            f"{kind} {name!r}: module {module!r} cannot be imported ({type(error).__name__}: {error}); it must be on the "
-            "Python path or a file in the current folder."
+            f"{kind} {name!r}: module {module!r} cannot be imported ({type(error).__name__}: {error}); it must be on "
+            "the Python path or a file in the current folder."
         ) from error
     finally:
         sys.path.remove("")

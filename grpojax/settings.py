@@ -5,7 +5,6 @@ Flags, checks, `--explain`, config.json and docs/settings.md are made from these
 
 import dataclasses
 import functools
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,7 +18,7 @@ def setting(
     default: Any,
     help: str,
     *,
-    choices: Iterable[str] | None = None,
+    choices: Iterable[str] = (),
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
@@ -35,8 +34,8 @@ def setting(
       more: other metadata.
     """
     bounds = {"at_least": at_least, "above": above, "at_most": at_most}
-    choices = None if choices is None else tuple(choices)
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, **bounds, **more})
+    metadata = {"help": help, "choices": tuple(choices) or None, **bounds, **more}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @functools.cache
@@ -45,8 +44,7 @@ def settings_of(cls: type) -> Mapping[str, dataclasses.Field]:
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name, field in fields.items():
-        hint = hints[name]
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        kinds = typing.get_args(hints[name]) or (hints[name],)
         field.type = next(kind for kind in kinds if kind is not type(None))
     return fields
 
@@ -74,12 +72,12 @@ def allowed(field: dataclasses.Field) -> str:
 
 def check_setting(field: dataclasses.Field, value: Any) -> None:
     """Raises an InputError if a setting cannot have this value."""
-    if not _fits(field, value):
-        if field.metadata["choices"]:
-            choices = field.metadata["choices"]
-            hint = did_you_mean(str(value), choices)
-            raise InputError(f"unknown {field.name} {value!r}; choose {allowed(field)}.{hint}")
-        raise InputError(f"{field.name} is {value!r}; it must be {allowed(field)}.")
+    if _fits(field, value):
+        return
+    if field.metadata["choices"]:
+        hint = did_you_mean(str(value), field.metadata["choices"])
+        raise InputError(f"unknown {field.name} {value!r}; choose {allowed(field)}.{hint}")
+    raise InputError(f"{field.name} is {value!r}; it must be {allowed(field)}.")
 
 
 def check_settings(instance: Any) -> None:

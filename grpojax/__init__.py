@@ -1,6 +1,6 @@
 """grpojax: reinforcement learning with verifiable rewards for Qwen models, as pure jitted JAX functions.
 
-Public names are imported on first use, so that commands that need no JAX start without it.
+Public names are imported on first use, so `import grpojax` takes no time.
 """
 
 import importlib

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from grpojax.config import RunConfig
+from grpojax.device import faster_dtype, this_device
 from grpojax.errors import InputError
 from grpojax.qwen.sources import model_files
 from grpojax.qwen.weights import Policy, load_policy
@@ -61,6 +62,7 @@ class Inputs:
         return {
             "model": str(self.model.resolve()),
             "model_sha256": _weights_sha256(self.policy),
+            "compute_dtype": self.policy.config.compute_dtype,
             "prompts_sha256": json_sha256(prompts),
             "problems_sha256": json_sha256([(p.text, p.answer, p.domain) for p in self.problems]),
             "eval_problems_sha256": json_sha256([(p.text, p.answer) for p in self.eval_problems]),
@@ -81,8 +83,11 @@ def read_inputs(config: RunConfig, recorded: dict[str, Any] | None = None) -> In
     problems, eval_problems, evaluated_on = _read_problems(config)
     began_with = recorded and Path(recorded["model"])
     model = began_with if began_with and began_with.exists() else model_files(config.model)
+    compute_dtype = config.compute_dtype
+    if compute_dtype in (None, "auto"):  # a resumed run does not choose again
+        compute_dtype = (recorded or {}).get("compute_dtype", compute_dtype)
     policy = open_policy(
-        str(model), config.param_dtype, config.compute_dtype, kind=config.tokenizer_kind, untie=config.untie_head
+        str(model), config.param_dtype, compute_dtype, kind=config.tokenizer_kind, untie=config.untie_head
     )
     recipe = config.make_variant().recipe
     for name in recipe.rewards:
@@ -105,12 +110,17 @@ def read_inputs(config: RunConfig, recorded: dict[str, Any] | None = None) -> In
 
 
 def open_policy(model: str, param_dtype: str = "float32", compute_dtype: str | None = None, **options: Any) -> Policy:
-    """load_policy with the compute dtype that suits the device: float32 on CPU, bfloat16 elsewhere.
+    """load_policy with a tokenizer.
+
+    Args:
+      compute_dtype: None: float32 on a CPU, bfloat16 elsewhere; "auto": the same, but on a CPU the faster one.
 
     Raises:
       InputError: also if the model comes without a tokenizer.
     """
-    compute_dtype = compute_dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    if compute_dtype in (None, "auto"):
+        on_cpu = faster_dtype() if compute_dtype else "float32"
+        compute_dtype = "bfloat16" if this_device().accelerated else on_cpu
     policy = load_policy(model, dtype=param_dtype, compute_dtype=compute_dtype, **options)
     if policy.tokenizer is None:
         raise InputError(f"{model} has no tokenizer.json; copy the checkpoint's own into the folder of its weights.")

@@ -243,7 +243,8 @@ def _headline(config: RunConfig, inputs: Inputs, state: TrainState, folder: Path
     evaluated = f", evaluated on {inputs.evaluated_on}" if inputs.evaluated_on else ""
     size = sum(array.size for array in jax.tree.leaves(state.params)) / 1e6
     return (
-        f"{config.variant} on {config.model} ({size:.1f} M parameters, {jax.devices()[0].device_kind}), "
+        f"{config.variant} on {config.model} ({size:.1f} M parameters, {jax.devices()[0].device_kind}, "
+        f"{inputs.policy.config.compute_dtype} products), "
         f"{len(inputs.problems)} problems of {config.dataset}{evaluated}, "
         f"{config.prompts_per_step} x {config.num_rollouts} rollouts a step -> {folder}"
     )

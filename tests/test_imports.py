@@ -85,7 +85,7 @@ def test_modules_outside_the_packages():
         "describe": {"loss", "variants", "settings"},
         "config": {"errors", "loss", "settings", "variants", "training.sampling"},
         "process": {"tasks"},
-        "inputs": {"config", "errors", "qwen", "tasks", "training"},
+        "inputs": {"device", "config", "errors", "qwen", "tasks", "training"},
         "__init__": set(),
         "__main__": {"cli"},
     }

@@ -464,6 +464,18 @@ def test_steps_after_the_last_checkpoint_are_repeated(call, again, no_plots):
 
 
 @pytest.mark.slow
+def test_the_compute_dtype_is_chosen_once(call, again, no_plots, monkeypatch):
+    """By a measurement, which on resume, perhaps on another machine, would be another one."""
+    monkeypatch.setattr(inputs, "faster_dtype", lambda: "bfloat16")
+    code, out, _ = call(compute_dtype="auto", steps=1)
+    assert code == 0 and ", bfloat16 products)" in out
+    monkeypatch.setattr(inputs, "faster_dtype", lambda: "float32")
+    code, out, _ = again("--resume", "run", "--steps", "2")
+    assert code == 0 and ", bfloat16 products)" in out
+    code, out, _ = again("--resume", "run", "--steps", "3", "--compute-dtype", "float32")  # what is typed counts
+    assert code == 0 and ", float32 products)" in out
+
+
 def test_settings_are_kept_on_resume(call, again, no_plots):
     call(steps=2, checkpoint_every=1, keep_checkpoints=1)
     again("--resume", "--out", "run", "--steps", "4")

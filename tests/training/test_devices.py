@@ -9,7 +9,7 @@ import pytest
 from fakes import TINY, tokenizer
 
 from grpojax import get_variant
-from grpojax.device import CPU_COMPILER_OPTIONS, Device, Program, this_device
+from grpojax.device import CPU_COMPILER_OPTIONS, Device, Program, faster_dtype, this_device
 from grpojax.qwen.model import param_bytes, param_shapes
 from grpojax.qwen.weights import Policy, load_policy
 from grpojax.training import update as module
@@ -156,6 +156,18 @@ def test_float32_products_are_float32(kind, dtype, exact):
     config = dataclasses.replace(on(kind), compute_dtype=dtype)
     text = Program(lambda config, x: x @ x, static_argnums=0).lower(config, np.ones((2, 2), np.float32)).as_text()
     assert ("HIGHEST" in text) == exact
+
+
+@pytest.mark.parametrize(("seconds", "dtype"), [((1.0, 0.74), "bfloat16"), ((1.0, 0.76), "float32"), ((1.0, 6.0), "float32")])
+def test_the_faster_dtype_of_a_cpu(monkeypatch, seconds, dtype):
+    measured = iter(seconds)  # of float32, then of bfloat16
+
+    def timeit(run, number):
+        run()
+        return next(measured)
+
+    monkeypatch.setattr("timeit.timeit", timeit)
+    assert faster_dtype() == dtype
 
 
 def test_compiler_options_are_for_the_cpu_alone(monkeypatch):

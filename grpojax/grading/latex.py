@@ -72,6 +72,7 @@ _NO_ATOM = (
 _ROUNDING = {"\\lfloor": ("floor", "\\rfloor"), "\\lceil": ("ceiling", "\\rceil")}
 _BOUND = {"sum": "sum", "prod": "product", "int": "integral", "lim": "limit"}
 _MATRICES = {"matrix", "pmatrix", "bmatrix", "array"}
+_DIGITS_AND_BRACES = {*"0123456789{}"}
 _WORD_LENGTH = 3  # a longer run of letters is a word, not a product
 
 
@@ -271,17 +272,22 @@ class _Reader:
         power = self._power()
         if not all(token.isdecimal() for token in self._tokens[start : self._position]):
             return power
-        fraction_at = self._position
-        if self._peek() == "\\frac":
-            fraction = self._atom()
-            if not {*"".join(self._tokens[fraction_at + 1 : self._position])} - {*"0123456789{}"}:
-                return ("add", power, fraction)
-            self._position = fraction_at
-        elif self._accept(" "):
+        if self._peek() == "\\frac" and self._has_digits_alone():
+            return ("add", power, self._atom())
+        if self._accept(" "):
             over = self._digits()
             self._expect("/")
             return ("add", power, _quotient(_number(over), _number(self._digits())))
         return power
+
+    def _has_digits_alone(self) -> bool:
+        """Whether both arguments of the next command are digits and braces."""
+        ahead, open_braces, arguments = 1, 0, 0
+        while arguments < 2 and self._peek(ahead) in _DIGITS_AND_BRACES:
+            open_braces += {"{": 1, "}": -1}.get(self._peek(ahead), 0)
+            arguments += open_braces == 0
+            ahead += 1
+        return arguments == 2
 
     def _power(self) -> Tree:
         base = self._atom()

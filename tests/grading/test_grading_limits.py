@@ -48,6 +48,12 @@ def test_size_limits_come_before_any_work(answer, hang_guard):
         fold(read_answer(answer))
 
 
+def test_nested_fractions_after_numbers_are_read_once(hang_guard):
+    nested = r"2\frac{" * 19 + "x" + "}{3}" * 19
+    with hang_guard():  # reading each of them twice takes minutes
+        fold(read_answer("+".join([nested] * 8)))
+
+
 def test_pairs_that_hit_a_limit_are_counted():
     grader = Grader(time_limit=0.3)
     assert not grader.grade(r"9^{9^{9^9}}", "5")  # by size

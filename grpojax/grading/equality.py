@@ -6,7 +6,6 @@ What takes more than rational arithmetic is left to an `Algebra`; the one in `sy
 import functools
 import re
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import NamedTuple, NoReturn
 
 from grpojax.grading.answers import readings
@@ -38,10 +37,7 @@ NO_ALGEBRA = Algebra(_undecided, _undecided, _undecided)
 
 
 def same_answer(answer: str, gold: str, algebra: Algebra = NO_ALGEBRA) -> bool:
-    r"""Whether two answers, as they were written, are the same.
-
-    What is not mathematics is compared as text: words and choice letters, ignoring wrapper, brackets and case. A choice
-    letter before a value, as in `(C) 12`, matches the letter and the value.
+    r"""Whether two answers, as they were written, are the same: by their trees, or as words or choice letters.
 
     >>> same_answer(r"\text{(C)} 12", r"\text{(C)}"), same_answer(r"\text{(C)} 12", "12"), same_answer("C", "(c)")
     (True, True, True)
@@ -103,39 +99,34 @@ def tree_of(text: str) -> Tree:
 
 
 def same_tree(left: Tree, right: Tree, algebra: Algebra) -> bool:
-    """Whether two folded trees are the same answer.
-
-    Lists are compared as sets, and one value is a set of one. Tuples must agree in brackets and order, matrices in
-    every entry; intervals, inequalities and unions are compared as sets of real numbers. A name in front (`x =`,
-    `f(x) =`) or a unit does not matter if the other answer has none; two units of one kind must agree.
+    """Whether two folded trees are the same answer, by the rules of docs/grading.md.
 
     Raises:
       Undecided: if it takes algebra and `algebra` is NO_ALGEBRA.
     """
     if left == right:
         return True
-    if "quantity" in (left[0], right[0]) and not {left[0], right[0]} & {"set", "relation"}:
+    kinds = {left[0], right[0]}
+    if "quantity" in kinds and not kinds & {"set", "relation"}:
         return _same_quantity(left, right, algebra)
     if is_set_operation(left) or is_set_operation(right):
         return _same_real_set(left, right, algebra)
-    if "relation" in (left[0], right[0]) and left[0] != right[0]:
+    if "relation" in kinds and len(kinds) == 2:
         equation, other = (left, right) if left[0] == "relation" else (right, left)
         values = _values(equation)
         if values:
             return all(same_tree(value, other, algebra) for value in values)
-    if "set" in (left[0], right[0]):
+    if "set" in kinds:
         return _same_list(left, right, algebra)
-    if left[0] != right[0] and not {left[0], right[0]} <= VALUES:
+    if len(kinds) == 2 and not kinds <= VALUES:
         return _is_column_of(left, right, algebra) or _is_column_of(right, left, algebra)
-    if {left[0], right[0]} <= {"number", "constant", "symbol", "text"}:
+    if kinds <= {"number", "constant", "symbol", "text"}:
         return False
-    if left[0] == "tuple":
+    if "tuple" in kinds:
         return left[1:3] == right[1:3] and _all_same(left[3:], right[3:], algebra)
-    if left[0] == "matrix":
-        return len(left) == len(right) and all(
-            _all_same(*rows, algebra) for rows in zip(left[1:], right[1:], strict=True)
-        )
-    if left[0] == "relation":
+    if kinds & {"matrix", "row"}:
+        return _all_same(left[1:], right[1:], algebra)
+    if "relation" in kinds:
         return _same_relation(left, right, algebra)
     return algebra.same_value(left, right)
 
@@ -168,26 +159,24 @@ def _point(tree: Tree) -> Tree | None:
 
 def _is_column_of(matrix: Tree, point: Tree, algebra: Algebra) -> bool:
     """Whether a matrix is the column of a point's coordinates."""
-    is_column = matrix[0] == "matrix" and point[:3] == ("tuple", "(", ")") and all(len(row) == 1 for row in matrix[1:])
-    return is_column and _all_same(tuple(row[0] for row in matrix[1:]), point[3:], algebra)
+    is_column = matrix[0] == "matrix" and point[:3] == ("tuple", "(", ")") and all(len(row) == 2 for row in matrix[1:])
+    return is_column and _all_same([row[1] for row in matrix[1:]], point[3:], algebra)
 
 
-def _values(equation: Tree) -> Tree:
+def _values(equation: Tree) -> Sequence[Tree]:
     """The values of an equation, which all count: what a name is equal to, or both sides of `6 * 7 = 42`."""
-    if equation[1] != "=":
+    _, sign, left, *values = equation
+    if sign != "=":
         return ()
-    name = equation[2]
-    if not names(name) and name[0] != "text":
-        return equation[2:]
-    if name[0] == "tuple":
-        is_name = all(item[0] == "symbol" for item in name[3:])
-    elif name[0] == "multiply":  # f(x), f^{-1}(x), f'(x), or the line AB
-        head = name[1][1] if name[1][0] == "power" else name[1]
-        is_name = len(name) == 3 and head[0] == name[2][0] == "symbol"
-        is_name = is_name and (head[1][0] in "fghpqFGHPQ" or (head[1] + name[2][1]).isupper())
-    else:
-        is_name = name[0] in ("symbol", "text")
-    return equation[3:] if is_name else ()
+    match left:
+        case ("symbol" | "text", _):
+            return values
+        case ("tuple", _, _, *items) if all(item[0] == "symbol" for item in items):
+            return values
+        case ("multiply", ("symbol", head) | ("power", ("symbol", head), _), ("symbol", last)):
+            # f(x), f^{-1}(x), f'(x), or the line AB
+            return values if head[0] in "fghpqFGHPQ" or (head + last).isupper() else ()
+    return () if names(left) else [left, *values]
 
 
 def _same_relation(left: Tree, right: Tree, algebra: Algebra) -> bool:
@@ -232,32 +221,26 @@ def _order(left: Tree, right: Tree, algebra: Algebra) -> int:
 
 
 def _same_quantity(left: Tree, right: Tree, algebra: Algebra) -> bool:
-    """Compares the values in one unit, or without units; see `units.py`."""
-    (value, name), (other_value, other_name) = _parted(left), _parted(right)
-    units = [unit_of(one) if one else Unit("") for one in (name, other_name)]
-    kinds = [unit.kind for unit in units]
-    if kinds[0] == kinds[1] and kinds[0] not in ("", "?"):
-        return same_tree(_scaled(value, units[0].size), _scaled(other_value, units[1].size), algebra)
-    if kinds == ["?", "?"] and name.removesuffix("s") != other_name.removesuffix("s"):
+    """Compares the values in one unit if both have one of the same kind, and without units otherwise."""
+    value, name = left[1:] if left[0] == "quantity" else (left, "")
+    other_value, other_name = right[1:] if right[0] == "quantity" else (right, "")
+    unit, other_unit = unit_of(name) or Unit(""), unit_of(other_name) or Unit("")
+    kinds = {unit.kind, other_unit.kind}
+    if len(kinds) == 1 and not kinds & {"", "?"}:
+        scaled = _times(value, ("number", unit.size)), _times(other_value, ("number", other_unit.size))
+        return same_tree(*scaled, algebra)
+    if kinds == {"?"} and name.removesuffix("s") != other_name.removesuffix("s"):
         return False
-    if all(kinds) and "?" not in kinds and kinds[0].partition("^")[0] != kinds[1].partition("^")[0]:
+    if not kinds & {"", "?"} and unit.kind.partition("^")[0] != other_unit.kind.partition("^")[0]:
         return False  # kilograms and dollars; cm for cm^2 is taken for a slip
     if same_tree(value, other_value, algebra):
         return True
-    if not other_name and kinds[0] in UNIT_VALUES:
-        return same_tree(_plain(left), right, algebra)
-    return not name and kinds[1] in UNIT_VALUES and same_tree(left, _plain(right), algebra)
+    if not other_name and unit.kind in UNIT_VALUES:
+        return same_tree(_times(value, *UNIT_VALUES[unit.kind]), right, algebra)
+    if not name and other_unit.kind in UNIT_VALUES:
+        return same_tree(left, _times(other_value, *UNIT_VALUES[other_unit.kind]), algebra)
+    return False
 
 
-def _parted(tree: Tree) -> tuple[Tree, str]:
-    return (tree[1], tree[2]) if tree[0] == "quantity" else (tree, "")
-
-
-def _scaled(tree: Tree, size: Fraction) -> Tree:
-    return fold(("multiply", ("number", size), tree)) if tree[0] in VALUES else tree
-
-
-def _plain(quantity: Tree) -> Tree:
-    """Degrees as a multiple of pi, percent as hundredths."""
-    _, value, unit = quantity
-    return fold(("multiply", value, *UNIT_VALUES[unit_of(unit).kind]))
+def _times(value: Tree, *factors: Tree) -> Tree:
+    return fold(("multiply", *factors, value))

@@ -1,6 +1,8 @@
 """Rational arithmetic on the trees of `latex.py`, within limits of size."""
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -48,29 +50,31 @@ class _Folder:
         kind = tree[0]
         if kind == "number":
             return self._number(tree[1])
-        if kind == "matrix":
-            return ("matrix", *(tuple(self.fold(entry) for entry in row) for row in tree[1:]))
         if kind == "function" and tree[1] in _OF_AN_ANGLE:
-            tree = (*tree[:2], *(_in_radians(part) for part in tree[2:]))
+            tree = (*tree[:2], *map(_in_radians, tree[2:]))
         folded = tuple(self.fold(part) if isinstance(part, tuple) else part for part in tree)
         if kind in VALUES:
             folded = _without_units(folded)
-        if kind == "add" and folded[0] == "quantity":
-            return ("quantity", self.fold(folded[1]), folded[2])
-        if kind == "quantity" and (folded[1][0] not in VALUES or unit_of(folded[2]) is None):
-            raise Unreadable("no value, or no unit")
+            if folded[0] == "quantity":
+                return ("quantity", self.fold(folded[1]), folded[2])
         parts = [part for part in folded if isinstance(part, tuple)]
+        numbers = [part[1] for part in parts if part[0] == "number"]
+        if kind == "quantity" and (parts[0][0] not in VALUES or unit_of(folded[2]) is None):
+            raise Unreadable("no value, or no unit")
         if kind == "power":
             return self._power(folded)
-        if kind == "bound" and tree[1] in ("sum", "product") and parts[0][0] == parts[1][0] == "number":
-            if parts[1][1] - parts[0][1] > MAX_TERMS:
-                raise TooLarge(f"more than {MAX_TERMS} terms")
+        is_from_to = kind == "bound" and tree[1] in ("sum", "product") and parts[0][0] == parts[1][0] == "number"
+        if is_from_to and numbers[1] - numbers[0] > MAX_TERMS:
+            raise TooLarge(f"more than {MAX_TERMS} terms")
+        if kind == "function" and folded[1] in _FUNCTIONS and len(numbers) == len(parts):
+            return self._number(Fraction(_FUNCTIONS[folded[1]](*numbers)))
+        if kind in _OPERATIONS and len(numbers) == len(parts):
+            step = lambda total, number: self._number(_OPERATIONS[kind](total, number))[1]
+            return self._number(functools.reduce(step, numbers))
         if kind == "multiply" and any(part[0] == "matrix" for part in parts):
             return self._scaled_matrix(parts)
-        if kind in ("add", "multiply", "function") and all(part[0] == "number" for part in parts):
-            return self._computed(folded, [part[1] for part in parts])
-        if kind in ("union", "intersection", "difference"):
-            return _finite_sets(folded)
+        if kind == "union" and all(part[0] == "set" or part[0] in VALUES for part in parts):
+            return ("set", *(item for part in parts for item in items_of(part)))
         return folded
 
     def _scaled_matrix(self, factors: list[Tree]) -> Tree:
@@ -79,7 +83,8 @@ class _Folder:
         scalars = [factor for factor in factors if factor is not matrix]
         if not all(scalar[0] in VALUES for scalar in scalars):
             raise Unreadable("a product of matrices")
-        return ("matrix", *(tuple(self.fold(("multiply", *scalars, entry)) for entry in row) for row in matrix[1:]))
+        rows = ([self.fold(("multiply", *scalars, entry)) for entry in row[1:]] for row in matrix[1:])
+        return ("matrix", *(("row", *row) for row in rows))
 
     def _number(self, value: Fraction) -> Tree:
         bits = value.numerator.bit_length() + value.denominator.bit_length()
@@ -87,16 +92,6 @@ class _Folder:
         if bits > MAX_BITS or self._work > MAX_WORK:
             raise TooLarge(f"a number of more than {MAX_BITS} bits")
         return ("number", value)
-
-    def _computed(self, tree: Tree, values: list[Fraction]) -> Tree:
-        if tree[0] == "function":
-            value = _FUNCTIONS[tree[1]](*values) if tree[1] in _FUNCTIONS else None
-            return tree if value is None else self._number(Fraction(value))
-        result = values[0]
-        for value in values[1:]:
-            result = result + value if tree[0] == "add" else result * value
-            self._number(result)
-        return self._number(result)
 
     def _power(self, tree: Tree) -> Tree:
         _, base, exponent = tree
@@ -133,19 +128,9 @@ def _in_radians(tree: Tree) -> Tree:
 
 def _without_units(tree: Tree) -> Tree:
     """A value without units; a sum with a single unit is a quantity of that unit."""
-    units = {part[2] if part[0] == "quantity" else "" for part in tree if isinstance(part, tuple)} - {""}
-    if not units:
-        return tree
-    bare = tuple(part[1] if part[0] == "quantity" else part for part in tree if isinstance(part, tuple))
-    bare = (*(part for part in tree if not isinstance(part, tuple)), *bare)
+    units = {part[2] for part in tree if part[0] == "quantity"}
+    bare = tuple(part[1] if part[0] == "quantity" else part for part in tree)
     return ("quantity", bare, *units) if tree[0] == "add" and len(units) == 1 else bare
-
-
-def _finite_sets(tree: Tree) -> Tree:
-    """A union of finite sets as one set."""
-    if tree[0] == "union" and all(part[0] == "set" or part[0] in VALUES for part in tree[1:]):
-        return ("set", *(item for part in tree[1:] for item in items_of(part)))
-    return tree
 
 
 def _tower(tree: Tree) -> int:
@@ -161,17 +146,15 @@ def _exact_root(value: Fraction, degree: int) -> Fraction | None:
     >>> _exact_root(Fraction(-8, 27), 3), _exact_root(Fraction(8), 2)
     (Fraction(-2, 3), None)
     """
-    if value < 0:
-        root = _exact_root(-value, degree) if degree % 2 else None
-        return None if root is None else -root
-    over, under = _whole_root(value.numerator, degree), _whole_root(value.denominator, degree)
-    return None if over is None or under is None else Fraction(over, under)
+    sign = -1 if value < 0 and degree % 2 else 1
+    roots = [_whole_root(part, degree) for part in (sign * value.numerator, value.denominator)]
+    return None if None in roots else sign * Fraction(*roots)
 
 
 def _whole_root(value: int, degree: int) -> int | None:
-    if degree == 2:
-        root = math.isqrt(value)
-    elif degree >= value.bit_length():
+    if value < 0:
+        return None
+    if degree >= value.bit_length():
         root = min(value, 1)
     else:  # Newton's method, from above
         root, better = 0, 1 << -(-value.bit_length() // degree)
@@ -180,32 +163,20 @@ def _whole_root(value: int, degree: int) -> int | None:
     return root if root**degree == value else None
 
 
-def _factorial(value: Fraction) -> int:
-    if value.denominator != 1 or value < 0:
-        raise Unreadable("a factorial of something else than a whole number")
-    if value > MAX_FACTORIAL:
-        raise TooLarge(f"a factorial above {MAX_FACTORIAL}!")
-    return math.factorial(int(value))
+def _whole(*values: Fraction) -> list[int]:
+    """The arguments of a factorial or a binomial."""
+    if any(value.denominator != 1 or value < 0 for value in values):
+        raise Unreadable("a factorial or binomial of something else than whole numbers")
+    if values[0] > MAX_FACTORIAL:
+        raise TooLarge(f"a factorial or binomial above {MAX_FACTORIAL}")
+    return [int(value) for value in values]
 
 
-def _binomial(above: Fraction, below: Fraction) -> int:
-    if above.denominator != 1 or below.denominator != 1 or above < 0 or below < 0:
-        raise Unreadable("a binomial of something else than whole numbers")
-    if above > MAX_FACTORIAL:
-        raise TooLarge(f"a binomial above {MAX_FACTORIAL}")
-    return math.comb(int(above), int(below))
-
-
-def _double_factorial(value: Fraction) -> int:
-    """The product of every second number."""
-    _factorial(value)
-    return math.prod(range(int(value), 0, -2))
-
-
+_OPERATIONS = {"add": operator.add, "multiply": operator.mul}
 _FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
-    "factorial": _factorial,
-    "double factorial": _double_factorial,
-    "binomial": _binomial,
+    "factorial": lambda value: math.factorial(*_whole(value)),
+    "double factorial": lambda value: math.prod(range(*_whole(value), 0, -2)),  # of every second number
+    "binomial": lambda above, below: math.comb(*_whole(above, below)),
     "abs": abs,
     "floor": math.floor,
     "ceiling": math.ceil,

@@ -15,7 +15,7 @@ A tree is a nested tuple. Its first entry is its kind, the others are its parts:
     ("number", Fraction)  ("symbol", name)  ("constant", "pi" | "e" | "i" | "infinity")  ("text", words)
     ("add", *terms)  ("multiply", *factors)  ("power", base, exponent)  ("function", name, *arguments)
     ("bound", "sum" | "product" | "integral", name, low, high, body)  ("bound", "limit", name, goal, body)
-    ("quantity", value, unit)  ("tuple", open, close, *items)  ("matrix", (*row), ...)
+    ("quantity", value, unit)  ("tuple", open, close, *items)  ("matrix", ("row", *entries), ...)
     ("set", *items)  ("union" | "intersection" | "difference", *sets)
     ("relation", "=" | "\neq" | "<" | "\leq", left, right, *further values of a chain of "=")
 """
@@ -63,17 +63,19 @@ _RELATIONS = {"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\in", "\\approx"}
 _SET_OPERATIONS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference"}
 _JOINED = {"\\lor": "union", "\\land": "intersection"}
 _CLOSING = {"(": ")]", "[": ")]", "\\{": ("\\}",), "{": "}", "\\langle": ("\\rangle",)}
-_NO_ATOM = (
-    _RELATIONS
-    | set(_SET_OPERATIONS)
-    | set(_JOINED)
-    | {"\\\\", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\to", "\\choose", "\\over"}
-)
+_NO_ATOM = {
+    *_RELATIONS, *_SET_OPERATIONS, *_JOINED,
+    "\\\\", "\\}", "\\rangle", "\\rfloor", "\\rceil", "\\to", "\\choose", "\\over",
+}  # fmt: skip
+_NAMED = {
+    "pi": ("constant", "pi"), "infty": INFINITY, "infinity": INFINITY, "emptyset": ("symbol", "\\emptyset"),
+}  # fmt: skip
 _ROUNDING = {"\\lfloor": ("floor", "\\rfloor"), "\\lceil": ("ceiling", "\\rceil")}
 _BOUND = {"sum": "sum", "prod": "product", "int": "integral", "lim": "limit"}
 _MATRICES = {"matrix", "pmatrix", "bmatrix", "array"}
 _DIGITS_AND_BRACES = {*"0123456789{}"}
 _WORD_LENGTH = 3  # a longer run of letters is a word, not a product
+_UNSPLIT = FUNCTIONS | {"sqrt", "pi", "infinity", "infty"}
 
 
 def read_answer(text: str) -> Tree:
@@ -87,21 +89,16 @@ def read_answer(text: str) -> Tree:
     """
     if len(text) > MAX_LENGTH:
         raise TooLarge(f"longer than {MAX_LENGTH} characters")
-    if "\\pm" not in text and "\\mp" not in text:
-        return _checked(_Reader(text).answer())
-    upper = _Reader(text.replace("\\pm", "+").replace("\\mp", "-")).answer()
-    lower = _Reader(text.replace("\\pm", "-").replace("\\mp", "+")).answer()
-    return _checked(("set", *items_of(upper), *items_of(lower)))
-
-
-def _checked(tree: Tree) -> Tree:
-    """The tree, unless comparing its lists would take too long."""
+    signed = dict.fromkeys(text.replace("\\pm", one).replace("\\mp", other) for one, other in ("+-", "-+"))
+    trees = [_Reader(one).answer() for one in signed]
+    tree = trees[0] if len(trees) == 1 else ("set", *(item for tree in trees for item in items_of(tree)))
     if _lists_within(tree) > MAX_LISTS:
         raise TooLarge(f"more than {MAX_LISTS} lists inside each other")
     return tree
 
 
 def _lists_within(tree: Tree) -> int:
+    """How deep lists are nested; comparing them takes time exponential in it."""
     inside = max((_lists_within(part) for part in tree if isinstance(part, tuple)), default=0)
     return inside + (tree[0] in ("set", "union", "intersection", "difference"))
 
@@ -115,7 +112,15 @@ class _Reader:
     """Recursive descent over the tokens of one answer."""
 
     def __init__(self, text: str):
-        self._tokens = [token for part in _TOKEN.findall(text) for token in _split_letters(part)]
+        self._tokens: list[str] = []
+        for token in _TOKEN.findall(text):
+            if not token.isalpha() or token in _UNSPLIT:
+                self._tokens.append(token)
+            elif len(token) <= _WORD_LENGTH:
+                self._tokens += token
+            else:
+                raise Unreadable(f"the word {token!r}")
+        self._tokens += [""] * 4  # as far as any rule looks ahead
         self._position = 0
         self._depth = 0
         self._bars = 0  # open |
@@ -123,16 +128,15 @@ class _Reader:
         self._integrals = 0  # open \\int; each ends with d and a letter
 
     def answer(self) -> Tree:
-        items = self._items()
+        tree = _list_of("set", self._items())
         if self._peek():
             raise Unreadable(f"unexpected {self._peek()!r}")
-        return items[0] if len(items) == 1 else ("set", *items)
+        return tree
 
     # --- tokens ---
 
     def _peek(self, ahead: int = 0) -> str:
-        position = self._position + ahead
-        return self._tokens[position] if position < len(self._tokens) else ""
+        return self._tokens[self._position + ahead]
 
     def _next(self) -> str:
         token = self._peek()
@@ -185,11 +189,11 @@ class _Reader:
         parts = [self._relation()]
         joints = set()
         while self._peek() in _JOINED:
-            joints.add(self._next())
+            joints.add(_JOINED[self._next()])
             parts.append(self._relation())
         if len(joints) > 1:
             raise Unreadable("both and and or")
-        return (_JOINED[joints.pop()], *parts) if joints else parts[0]
+        return (*joints, *parts) if joints else parts[0]
 
     def _relation(self) -> Tree:
         if self._accept("\\approx"):
@@ -197,42 +201,34 @@ class _Reader:
         signs: list[str] = []
         sides = [self._union()]
         if self._accept(":"):
-            return self._ratio(sides[0])
+            if self._peek().isdecimal() and self._peek(1).isdecimal() and not self._peek(2).isdecimal():
+                raise Unreadable("a time, or a ratio")  # two digits could be minutes
+            return _quotient(sides[0], self._union())
         while self._peek() in _RELATIONS:
             signs.append(self._next())
             sides.append(self._union())
             if len(sides) > MAX_CHAIN:
                 raise Unreadable("a long chain of relations")
-        if not signs:
-            return sides[0]
-        if set(signs) <= {"=", "\\approx"}:
+        if {*signs} <= {"=", "\\approx"}:
             return _equation(signs, sides)
-        if len(signs) == 1:
-            return relation(signs[0], sides[0], sides[1])
-        if len(signs) == 2 and ({*signs} <= {"<", "\\leq"} or {*signs} <= {">", "\\geq"}):
-            return ("intersection", relation(signs[0], *sides[:2]), relation(signs[1], *sides[1:]))
-        raise Unreadable("a chain of relations")
-
-    def _ratio(self, left: Tree) -> Tree:
-        """`3:4` is 3/4; two digits after the colon could be minutes."""
-        if self._peek().isdecimal() and self._peek(1).isdecimal() and not self._peek(2).isdecimal():
-            raise Unreadable("a time, or a ratio")
-        return _quotient(left, self._union())
+        same_way = {*signs} <= {"<", "\\leq"} or {*signs} <= {">", "\\geq"}
+        if len(signs) > 2 or (len(signs) == 2 and not same_way):
+            raise Unreadable("a chain of relations")
+        return _list_of("intersection", [relation(sign, *sides[k : k + 2]) for k, sign in enumerate(signs)])
 
     def _union(self) -> Tree:
-        parts = self._sum()
+        tree = self._sum()
         while self._peek() in _SET_OPERATIONS:
             operation = _SET_OPERATIONS[self._next()]
-            more = self._sum()
-            same = parts[0] == operation != "difference"
-            parts = (*parts, more) if same else (operation, parts, more)
-        return parts
+            parts = tree if tree[0] == operation != "difference" else (operation, tree)
+            tree = (*parts, self._sum())
+        return tree
 
     def _sum(self) -> Tree:
         terms = [self._signed(self._product)]
         while self._peek() in ("+", "-"):
             terms.append(self._signed(self._product))
-        return terms[0] if len(terms) == 1 else ("add", *terms)
+        return _list_of("add", terms)
 
     def _signed(self, read: Callable[[], Tree]) -> Tree:
         """What `read` reads, with any signs before it."""
@@ -245,28 +241,28 @@ class _Reader:
     def _product(self) -> Tree:
         """Factors, with at most one unit before or after them; two units, as in `3 cm * 4 cm`, are dropped."""
         units = [self._next()] if self._peek().startswith("\\unit{") else []
-        factors = [self._signed(self._power_or_mixed) if units else self._power_or_mixed()]
+        factors = [self._signed(self._factor) if units else self._factor()]
         while True:
             if self._accept("*"):
-                factors.append(self._signed(self._power_or_mixed))
+                factors.append(self._signed(self._factor))
             elif self._accept("/"):
-                factors.append(("power", self._signed(self._power_or_mixed), MINUS_ONE))
+                factors.append(("power", self._signed(self._factor), MINUS_ONE))
             elif self._peek().startswith("\\unit{"):
                 units.append(self._next())
                 if self._peek().startswith("\\unit{"):
                     raise Unreadable("two units in a row")
-            elif self._starts_atom() and (not self._peek().isdecimal() or self._tokens[self._position - 1] == "!"):
-                if self._peek() == "{" and self._peek(1).isdecimal() and self._tokens[self._position - 1] == "}":
+            elif self._starts_atom() and (not self._peek().isdecimal() or self._peek(-1) == "!"):
+                if self._peek(-1) == "}" and self._peek() == "{" and self._peek(1).isdecimal():
                     raise Unreadable("two groups of digits in a row")
-                factors.append(self._power_or_mixed())
+                factors.append(self._factor())
             else:
                 break
         if len(factors) + len(units) > 1 and any(factor[0] == "text" for factor in factors):
             raise Unreadable("words next to a value")
-        product = factors[0] if len(factors) == 1 else ("multiply", *factors)
+        product = _list_of("multiply", factors)
         return ("quantity", product, units[0][6:-1]) if len(units) == 1 else product
 
-    def _power_or_mixed(self) -> Tree:
+    def _factor(self) -> Tree:
         """A power, or a mixed number: a whole number followed by a fraction, which is their sum."""
         start = self._position
         power = self._power()
@@ -322,6 +318,7 @@ class _Reader:
 
     def _atom(self) -> Tree:
         token = self._next()
+        name = token.removeprefix("\\")
         if token.isdecimal() or token == ".":
             self._position -= 1
             return self._decimal()
@@ -335,38 +332,37 @@ class _Reader:
                 self._bars -= 1
             return ("function", "abs", inside)
         if token in _ROUNDING:
-            name, closing = _ROUNDING[token]
+            rounding, closing = _ROUNDING[token]
             inside = self._single()
             self._expect(closing)
-            return ("function", name, inside)
+            return ("function", rounding, inside)
         if token.startswith("\\text{"):
-            return _words(token[6:-1])
+            words = token[6:-1]
+            is_letter = len(words) == 1 and words.isalpha()
+            return ("text" if not is_letter else "constant" if words in "ei" else "symbol", words)
         if token.startswith("\\begin{"):
             return self._matrix(token[7:-1])
         if token.startswith("\\mathbb"):
-            return ("symbol", token.replace("{", "").replace("}", "").replace(" ", ""))
-        return self._named(token.removeprefix("\\"))
-
-    def _named(self, name: str) -> Tree:
+            return ("symbol", re.sub("[{} ]", "", token))
         if name == "frac":
-            over = self._argument()
-            return _quotient(over, self._argument())
+            return _quotient(self._argument(), self._argument())
         if name == "binom":
-            chosen_from = self._argument()
-            return ("function", "binomial", chosen_from, self._argument())
+            return ("function", "binomial", self._argument(), self._argument())
         if name == "sqrt":
-            return self._root()
+            degree: Tree = ("number", Fraction(2))
+            if self._accept("["):
+                degree = self._single()
+                self._expect("]")
+            return ("power", self._argument(whole_number=True), _quotient(("number", Fraction(1)), degree))
         if name in _BOUND:
             with self._deeper():
                 return self._bound(_BOUND[name])
         if name in FUNCTIONS:
             return self._function(name)
-        if name in ("pi", "infty", "infinity"):
-            return ("constant", "pi" if name == "pi" else "infinity")
-        if name == "emptyset":
-            return ("symbol", "\\emptyset")
+        if name in _NAMED:
+            return _NAMED[name]
         if name in ("angle", "triangle", "overline"):
-            return ("symbol", f"\\{name} {self._subscript() if self._peek() == '{' else self._letters()}")
+            return ("symbol", f"\\{name} {self._group() if self._peek() == '{' else self._letters()}")
         if name in GREEK or (len(name) == 1 and name.isalpha()):
             return self._letter(name)
         raise Unreadable(f"unknown {name!r}")
@@ -375,19 +371,11 @@ class _Reader:
         while self._accept("'"):
             name += "'"
         if self._accept("_"):
-            return ("symbol", f"{name}_{self._subscript()}")
-        return ("constant", name) if name in ("e", "i") else ("symbol", name)
+            return ("symbol", f"{name}_{self._group()}")
+        return ("constant" if name in ("e", "i") else "symbol", name)
 
-    def _letters(self) -> str:
-        """The letters of the name of an angle or a triangle."""
-        letters = ""
-        while len(self._peek()) == 1 and self._peek().isalpha():
-            letters += self._next()
-        if not letters:
-            raise Unreadable("no letters")
-        return letters
-
-    def _subscript(self) -> str:
+    def _group(self) -> str:
+        """The text of a group, or the next token."""
         if not self._accept("{"):
             return self._next()
         parts = []
@@ -395,19 +383,27 @@ class _Reader:
             parts.append(self._next())
         return "".join(parts)
 
+    def _letters(self) -> str:
+        """The letters of the name of an angle or a triangle."""
+        return self._run(lambda token: len(token) == 1 and token.isalpha())
+
     def _digits(self) -> str:
-        digits = ""
-        while self._peek().isdecimal():
-            digits += self._next()
-        if not digits:
-            raise Unreadable(f"expected digits, found {self._peek()!r}")
-        return digits
+        return self._run(str.isdecimal)
+
+    def _run(self, belongs: Callable[[str], bool]) -> str:
+        """The next tokens, as many as belong; at least one."""
+        start = self._position
+        while belongs(self._peek()):
+            self._position += 1
+        if start == self._position:
+            raise Unreadable(f"unexpected {self._peek()!r}")
+        return "".join(self._tokens[start : self._position])
 
     def _decimal(self) -> Tree:
         """12, 1.25, .5, 2., 0.1\\overline{6}, and a numeral with its base, 52_8, which is a name and not a value."""
         whole = "" if self._peek() == "." else self._digits()
         if self._accept("_"):
-            return ("symbol", f"{whole}_{self._subscript()}")
+            return ("symbol", f"{whole}_{self._group()}")
         if not self._accept("."):
             return _number(whole)
         places = self._digits() if self._peek().isdecimal() else ""
@@ -424,8 +420,9 @@ class _Reader:
     def _bracketed(self, opening: str) -> Tree:
         if opening == "\\{":
             if self._accept("\\}"):
-                return ("symbol", "\\emptyset")
-            if self._at_builder():
+                return _NAMED["emptyset"]
+            condition = 3 if self._peek(1) == "\\in" and self._peek(2).startswith("\\mathbb") else 1
+            if self._peek().isalpha() and self._peek(condition) in ("|", ":"):
                 return self._builder()
         items = self._items()
         if opening == "{" and len(items) == 1 and self._peek() in ("\\choose", "\\over"):
@@ -437,43 +434,38 @@ class _Reader:
         if closing not in _CLOSING[opening]:
             raise Unreadable(f"{opening!r} closed by {closing!r}")
         if opening in ("{", "\\{"):
-            return items[0] if len(items) == 1 else ("set", *items)
+            return _list_of("set", items)
         if len(items) == 1 and (opening + closing == "()" or items[0][0] == "matrix"):
             return items[0]
         if opening == "\\langle":
             opening, closing = "(", ")"  # a vector
         return ("tuple", opening, closing, *items)
 
-    def _at_builder(self) -> bool:
-        r"""Whether `x |`, `x :` or `x \in \mathbb{R} |` comes next."""
-        ahead = 3 if self._peek(1) == "\\in" and self._peek(2).startswith("\\mathbb") else 1
-        return self._peek().isalpha() and self._peek(ahead) in ("|", ":")
-
     def _builder(self) -> Tree:
-        r"""`\{x : conditions\}`: the conditions, all of which hold."""
+        r"""`\{x : conditions\}` or `\{x \in \mathbb{R} : conditions\}`: the conditions, all of which hold."""
         letter = self._next()
-        sets = [self._atom()] if self._accept("\\in") else []
+        parts = [self._atom()] if self._accept("\\in") else []
+        if parts == [("symbol", "\\mathbbR")]:
+            parts = []
         self._next()
         conditions = self._items()
         self._expect("\\}")
         if any(letter not in names(condition) for condition in conditions):
             raise Unreadable("a condition on something else")
-        parts = [*(one for one in sets if one != ("symbol", "\\mathbbR")), *conditions]
-        return parts[0] if len(parts) == 1 else ("intersection", *parts)
+        return _list_of("intersection", [*parts, *conditions])
 
     def _bound(self, kind: str) -> Tree:
         r"""`\sum_{k=1}^{n} k`, `\prod`, `\int_0^1 x dx`, `\lim_{n\to\infty} 1/n`; the letter gets a unique name."""
         self._expect("_")
         if kind == "integral":
-            low = self._argument()
+            bounds = [self._argument()]
             self._expect("^")
-            high = self._argument()
+            bounds.append(self._argument())
             self._integrals += 1
             body = self._sum()
             self._integrals -= 1
             self._expect("d")
             name = self._letters()
-            bounds = [low, high]
         else:
             self._expect("{")
             name = self._next()
@@ -489,13 +481,6 @@ class _Reader:
         own = f"#{self._depth}"
         return ("bound", kind, own, *bounds, _renamed(body, name, own))
 
-    def _root(self) -> Tree:
-        degree: Tree = ("number", Fraction(2))
-        if self._accept("["):
-            degree = self._single()
-            self._expect("]")
-        return ("power", self._argument(whole_number=True), _quotient(("number", Fraction(1)), degree))
-
     def _function(self, name: str) -> Tree:
         r"""`\sin x`, `\sin 2x`, `\sin^2 x`, `\sin(x)^2`, `\sin^{-1} x`, `\log_2 x`, `\sin 30\unit{degree}`."""
         base = self._argument() if name == "log" and self._accept("_") else ("number", Fraction(10))
@@ -504,16 +489,14 @@ class _Reader:
             name, exponent = f"arc{name}", None
         self._accept(" ")
         with self._deeper():
-            if self._peek() in ("(", "[") and exponent is None:
-                factors = [self._atom()]
-                if self._accept("^"):
-                    exponent = self._argument(whole_number=True)
-            else:
-                factors = [self._power()]
+            is_bracketed = self._peek() in ("(", "[") and exponent is None
+            factors = [self._atom() if is_bracketed else self._power()]
+            if is_bracketed and self._accept("^"):
+                exponent = self._argument(whole_number=True)
             if factors[0][0] == "number":
                 while self._starts_atom() and self._peek().removeprefix("\\") not in FUNCTIONS | {"frac"}:
                     factors.append(self._power())
-        argument = factors[0] if len(factors) == 1 else ("multiply", *factors)
+        argument = _list_of("multiply", factors)
         if self._peek().startswith("\\unit{"):
             argument = ("quantity", argument, self._next()[6:-1])
         value = ("function", name, argument, base) if name == "log" else ("function", name, argument)
@@ -522,28 +505,22 @@ class _Reader:
     def _matrix(self, kind: str) -> Tree:
         if kind not in _MATRICES:
             raise Unreadable(f"unknown environment {kind!r}")
-        if kind == "array" and self._accept("{"):
-            while not self._accept("}"):
-                self._next()
-        rows: list[list[Tree]] = [[]]
-        while True:
-            rows[-1].append(self._single())
-            if self._accept("&"):
-                continue
-            if not self._accept("\\\\") or self._peek() == f"\\end{{{kind}}}":
-                break
-            rows.append([])
-        self._expect(f"\\end{{{kind}}}")
-        return ("matrix", *map(tuple, rows))
+        if kind == "array" and self._peek() == "{":
+            self._group()  # how the columns are aligned
+        end = f"\\end{{{kind}}}"
+        rows: list[Tree] = []
+        while not rows or (self._accept("\\\\") and self._peek() != end):
+            row: Tree = ("row", self._single())
+            while self._accept("&"):
+                row += (self._single(),)
+            rows.append(row)
+        self._expect(end)
+        return ("matrix", *rows)
 
 
-def _split_letters(part: str) -> list[str]:
-    """A run of letters is a known name, or a product of at most three letters."""
-    if not part.isalpha() or len(part) == 1 or part in FUNCTIONS or part in ("sqrt", "pi", "infinity", "infty"):
-        return [part]
-    if len(part) > _WORD_LENGTH or not part.isascii():
-        raise Unreadable(f"the word {part!r}")
-    return list(part)
+def _list_of(kind: str, items: list[Tree]) -> Tree:
+    """A list of one item is the item."""
+    return items[0] if len(items) == 1 else (kind, *items)
 
 
 def _number(digits: str) -> Tree:
@@ -558,12 +535,6 @@ def _quotient(over: Tree, under: Tree) -> Tree:
     return ("multiply", over, ("power", under, MINUS_ONE))
 
 
-def _words(words: str) -> Tree:
-    if len(words) == 1 and words.isalpha():
-        return ("constant", words) if words in "ei" else ("symbol", words)
-    return ("text", words)
-
-
 def relation(sign: str, left: Tree, right: Tree) -> Tree:
     r"""A relation in normal form: `x \in S` is S, and the smaller side of an inequality is on the left.
 
@@ -572,17 +543,15 @@ def relation(sign: str, left: Tree, right: Tree) -> Tree:
     """
     if sign == "\\in":
         return right
-    if sign in (">", "\\geq"):
-        return ("relation", {">": "<", "\\geq": "\\leq"}[sign], right, left)
-    return ("relation", sign, left, right)
+    mirrored = {">": "<", "\\geq": "\\leq"}.get(sign)
+    return ("relation", mirrored, right, left) if mirrored else ("relation", sign, left, right)
 
 
 def _equation(signs: list[str], sides: list[Tree]) -> Tree:
-    r"""`a = b`, or `x = a = b`, where every value counts; what follows `\approx` counts only after a bare name."""
+    r"""`a`, `a = b`, or `x = a = b`, where every value counts; what follows `\approx` counts only after a bare name."""
     exact = 1 + (signs + ["\\approx"]).index("\\approx")
-    if exact == 1 and sides[0][0] == "symbol":
-        exact = 2
-    return ("relation", "=", *sides[:exact]) if exact > 1 else sides[0]
+    kept = sides[: max(exact, 2) if sides[0][0] == "symbol" else exact]
+    return ("relation", "=", *kept) if len(kept) > 1 else kept[0]
 
 
 def names(tree: Tree) -> set[str]:

@@ -20,8 +20,7 @@ MAX_LENGTH = 2000  # the reference's own limit
 MAX_POWER_BITS = 100_000  # of a power of whole numbers; the reference has no limit and hangs
 
 # What the reference rewrites, in its order, with its side effects: braces are dropped, so `2^{x+1}` is `2^x+1`.
-_LOWERED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾", "0123456789+-()", strict=True))
-_RAISED = "".join(_LOWERED)
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾"
 _BEFORE: list[tuple[str, str]] = [
     (r"\^\s*\{\s*\\circ\s*\}|\^\s*\\circ|°", ""),
     (r"\A\\text\{(.+?)\}\Z", r"\1"),  # if all of it is one text
@@ -55,7 +54,7 @@ def normalize(text: str) -> str:
     text = re.sub(r"\A[A-Za-z]\s*[.:]\s*(.+)\Z", r"\1", text)
     for pattern, replacement in _BEFORE:
         text = re.sub(pattern, replacement, text)
-    text = "".join(_LOWERED.get(character, character) for character in text)
+    text = text.translate(str.maketrans(_RAISED, "0123456789+-()"))
     for pattern, replacement in _AFTER:
         text = re.sub(pattern, replacement, text)
     return text.strip().lower()
@@ -86,8 +85,7 @@ def _same(gold: str, answer: str) -> bool:
     if gold == answer:
         return True
     try:
-        values = [_read(text) for text in (gold, answer)]
-        return sympy.simplify(values[0] - values[1]) == 0
+        return sympy.simplify(_read(gold) - _read(answer)) == 0
     except (Unreadable, TypeError, sympy.SympifyError):
         return False
 
@@ -129,45 +127,30 @@ def _read(text: str) -> Any:
     return _value(tree.body)
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.AST) -> Any:
     """The value of a syntax tree that contains only known kinds of nodes."""
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Pow):
-            _check_power(left, right)
-        return _OPERATORS[type(node.op)](left, right)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-        value = _value(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
-        return _CONSTANTS[node.id]
-    if isinstance(node, ast.Call) and not node.keywords:
-        return _call(node)
+    match node:
+        case ast.BinOp(left, operation, right) if type(operation) in _OPERATORS:
+            one, other = _value(left), _value(right)
+            is_rational = isinstance(operation, ast.Pow) and one.is_Rational and other.is_Rational
+            if is_rational and abs(other) * max(int(one.p).bit_length(), int(one.q).bit_length()) > MAX_POWER_BITS:
+                raise TooLarge("power")
+            return _OPERATORS[type(operation)](one, other)
+        case ast.UnaryOp(ast.UAdd(), operand):
+            return _value(operand)
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_value(operand)
+        case ast.Name(name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.Call(ast.Name("Integer" | "Float" | "Rational" as name), [ast.Constant(int() | str() as literal)], []):
+            return getattr(sympy, name)(literal)
+        case ast.Call(ast.Name("Symbol"), [ast.Constant(str() as name)], []):
+            return sympy.Symbol(name)
+        case ast.Call(ast.Call(ast.Name("Function"), [ast.Constant(name), *_]), arguments, []):
+            return sympy.Function(name)(*map(_value, arguments))
+        case ast.Call(ast.Name(name), arguments, []) if name in _FUNCTIONS:
+            values = [_value(argument) for argument in arguments]
+            if name.startswith("factorial") and values[0].is_number and abs(values[0]) > MAX_POWER_BITS // 10:
+                raise TooLarge(name)
+            return _FUNCTIONS[name](*values)
     raise Unreadable(ast.dump(node)[:80])
-
-
-def _call(node: ast.Call) -> Any:
-    name = node.func.id if isinstance(node.func, ast.Name) else ""
-    literal = node.args[0].value if len(node.args) == 1 and isinstance(node.args[0], ast.Constant) else None
-    if name in ("Integer", "Float", "Rational") and isinstance(literal, int | str):
-        return getattr(sympy, name)(literal)
-    if name == "Symbol" and isinstance(literal, str):
-        return sympy.Symbol(literal)
-    if isinstance(node.func, ast.Call):  # Function('f')(x)
-        inner = node.func
-        if isinstance(inner.func, ast.Name) and inner.func.id == "Function" and isinstance(inner.args[0], ast.Constant):
-            return sympy.Function(inner.args[0].value)(*map(_value, node.args))
-    if name in _FUNCTIONS:
-        values = [_value(argument) for argument in node.args]
-        if name.startswith("factorial") and values[0].is_number and abs(values[0]) > MAX_POWER_BITS // 10:
-            raise TooLarge(name)
-        return _FUNCTIONS[name](*values)
-    raise Unreadable(name)
-
-
-def _check_power(base: Any, exponent: Any) -> None:
-    if not (base.is_Rational and exponent.is_Rational):
-        return
-    bits = max(int(base.p).bit_length(), int(base.q).bit_length())
-    if abs(exponent) * bits > MAX_POWER_BITS:
-        raise TooLarge("power")

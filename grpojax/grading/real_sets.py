@@ -5,14 +5,13 @@ A set is a sorted list of pieces that do not touch. The caller provides the orde
 
 import functools
 from collections.abc import Callable
-from fractions import Fraction
 from typing import NamedTuple
 
-from grpojax.grading.latex import INFINITY, Tree, names
+from grpojax.grading.latex import INFINITY, MINUS_ONE, Tree, names
 
 Order = Callable[[Tree, Tree], int]  # -1, 0 or 1 if the first value is below, equal to or above the second
 
-MINUS_INFINITY: Tree = ("multiply", ("number", Fraction(-1)), INFINITY)
+MINUS_INFINITY: Tree = ("multiply", MINUS_ONE, INFINITY)
 
 
 class NoRealSet(Exception):
@@ -60,37 +59,33 @@ def real_set(tree: Tree, order: Order) -> tuple[list[Piece], str]:
     """
     kind = tree[0]
     if kind in ("union", "set", "intersection", "difference"):
-        sets = [real_set(part, order) for part in tree[1:]]
-        if kind == "set" and any(letter for _, letter in sets):
+        sets, letters = zip(*(real_set(part, order) for part in tree[1:]), strict=True)
+        letter = max(letters)
+        if kind == "set" and letter:
             raise NoRealSet("a list of inequalities, which can mean any or all of them")
-        letters = {letter for _, letter in sets} - {""}
-        if len(letters) > 1:
+        if not {*letters} <= {letter, ""}:
             raise NoRealSet("two letters")
-        letter = letters.pop() if letters else ""
         if kind in ("union", "set"):
-            return _union([piece for pieces, _ in sets for piece in pieces], order), letter
-        pieces = sets[0][0]
-        for more, _ in sets[1:]:
+            return _union([piece for pieces in sets for piece in pieces], order), letter
+        pieces = sets[0]
+        for more in sets[1:]:
             pieces = _intersection(pieces, _complement(more) if kind == "difference" else more, order)
         return pieces, letter
-    if kind == "tuple" and len(tree) == 5 and tree[1] in "([" and tree[2] in ")]":
-        return [Piece(Cut(tree[3], tree[1] == "("), Cut(tree[4], tree[2] == "]"))], ""
-    if kind == "relation":
-        return _solutions(tree)
-    if tree == ("symbol", "\\mathbbR"):
-        return [Piece(_START, _END)], ""
-    if tree == ("symbol", "\\emptyset"):
-        return [], ""
-    if kind in ("number", "constant", "add", "multiply", "power", "function"):
-        return [_point(tree)], ""
+    match tree:
+        case ("tuple", opening, closing, low, high):
+            return [Piece(Cut(low, opening == "("), Cut(high, closing == "]"))], ""
+        case ("relation", *_):
+            return _solutions(tree)
+        case ("symbol", "\\mathbbR"):
+            return [Piece(_START, _END)], ""
+        case ("symbol", "\\emptyset"):
+            return [], ""
+        case ("number" | "constant" | "add" | "multiply" | "power" | "function", *_):
+            return [Piece(Cut(tree, False), Cut(tree, True))], ""
     raise NoRealSet(f"a {kind}")
 
 
 _START, _END = Cut(MINUS_INFINITY, True), Cut(INFINITY, False)
-
-
-def _point(value: Tree) -> Piece:
-    return Piece(Cut(value, False), Cut(value, True))
 
 
 def _solutions(tree: Tree) -> tuple[list[Piece], str]:
@@ -98,19 +93,18 @@ def _solutions(tree: Tree) -> tuple[list[Piece], str]:
     _, sign, *sides = tree
     letters = [side[1] if side[0] == "symbol" else "" for side in sides]
     letter = max(letters)
-    if len(sides) != 2 or not letter:
-        raise NoRealSet("not a bound on a letter")
     is_left = letters[0] == letter
     bound = sides[1] if is_left else sides[0]
-    if letter in names(bound) or bound[0] in ("tuple", "set", "matrix", "text", "relation", "union"):
+    no_bound = ("tuple", "set", "matrix", "text", "relation", "union")
+    if len(sides) != 2 or not letter or letter in names(bound) or bound[0] in no_bound:
         raise NoRealSet("not a bound on a letter")
-    if sign == "=":
-        return [_point(bound)], letter
-    if sign == "\\neq":
-        return _complement([_point(bound)]), letter
+    before, after = Cut(bound, False), Cut(bound, True)
+    if sign in ("=", "\\neq"):
+        pieces = [Piece(before, after)]
+        return pieces if sign == "=" else _complement(pieces), letter
     if is_left:
-        return [Piece(_START, Cut(bound, sign == "\\leq"))], letter
-    return [Piece(Cut(bound, sign == "<"), _END)], letter
+        return [Piece(_START, after if sign == "\\leq" else before)], letter
+    return [Piece(after if sign == "<" else before, _END)], letter
 
 
 def _compare(one: Cut, other: Cut, order: Order) -> int:

@@ -15,6 +15,7 @@ _FUNCTIONS = {
     "double factorial": sympy.factorial2, "binomial": sympy.binomial, "abs": sympy.Abs, "floor": sympy.floor,
     "ceiling": sympy.ceiling,
 }  # fmt: skip
+_OPERATIONS = {"add": sympy.Add, "multiply": sympy.Mul, "power": sympy.Pow}
 _NO_LETTERS: dict[str, sympy.Symbol] = {}
 
 
@@ -27,24 +28,22 @@ def to_sympy(tree: Tree, positive: bool = True, bound: dict[str, sympy.Symbol] =
     Raises:
       ValueError: for a tree that is not a value, such as a tuple inside a sum.
     """
-    kind, *parts = tree
-    if kind == "number":
-        return sympy.Rational(parts[0].numerator, parts[0].denominator)
-    if kind == "constant":
-        return _CONSTANTS[parts[0]]
-    if kind == "symbol":
-        return _symbol(parts[0], positive, bound)
-    if kind == "bound":
-        return _bound(parts, positive, bound)
-    if kind == "function":
-        positive = positive and parts[0] != "abs"
-        return _FUNCTIONS[parts[0]](*(to_sympy(part, positive, bound) for part in parts[1:]))
-    if kind == "power" and parts[0][0] == parts[1][0] == "number" and parts[0][1] < 0 and _is_odd_root(parts[1][1]):
-        return -to_sympy(("power", ("number", -parts[0][1]), parts[1]))  # the real root
-    if kind not in ("add", "multiply", "power"):
-        raise ValueError(f"a {kind} is not a value")
-    operation = {"add": sympy.Add, "multiply": sympy.Mul, "power": sympy.Pow}[kind]
-    return operation(*(to_sympy(part, positive, bound) for part in parts))
+    match tree:
+        case ("number", value):
+            return sympy.Rational(value.numerator, value.denominator)
+        case ("constant", name):
+            return _CONSTANTS[name]
+        case ("symbol", name):
+            return _symbol(name, positive, bound)
+        case ("bound", *parts):
+            return _bound(parts, positive, bound)
+        case ("function", name, *parts):
+            return _FUNCTIONS[name](*(to_sympy(part, positive and name != "abs", bound) for part in parts))
+        case ("power", ("number", base), ("number", exponent)) if base < 0 and _is_odd_root(exponent):
+            return -to_sympy(("power", ("number", -base), ("number", exponent)))
+        case ("add" | "multiply" | "power" as kind, *parts):
+            return _OPERATIONS[kind](*(to_sympy(part, positive, bound) for part in parts))
+    raise ValueError(f"a {tree[0]} is not a value")
 
 
 def _is_odd_root(exponent: Fraction) -> bool:
@@ -64,15 +63,13 @@ def _symbol(name: str, positive: bool, bound: dict[str, sympy.Symbol]) -> sympy.
 def _bound(parts: list, positive: bool, bound: dict[str, sympy.Symbol]) -> sympy.Expr:
     """The value of a sum, a product, an integral or a limit, evaluated if sympy can."""
     kind, name, *bounds, body = parts
-    whole = kind in ("sum", "product")
-    letter = sympy.Dummy(name, integer=True) if whole else sympy.Dummy(name, real=True)
+    letter = sympy.Dummy(name, integer=True) if kind in ("sum", "product") else sympy.Dummy(name, real=True)
     inside = to_sympy(body, positive, {**bound, name: letter})
     ends = [to_sympy(end, positive, bound) for end in bounds]
     if kind == "limit":
         return sympy.limit(inside, letter, *ends)
-    return {"sum": sympy.Sum, "product": sympy.Product, "integral": sympy.Integral}[kind](
-        inside, (letter, *ends)
-    ).doit()
+    operation = {"sum": sympy.Sum, "product": sympy.Product, "integral": sympy.Integral}[kind]
+    return operation(inside, (letter, *ends)).doit()
 
 
 def same_value(left: Tree, right: Tree) -> bool:

@@ -1,7 +1,4 @@
-r"""Finds the answer in a text and brings it to a normal form. Both take linear time on any input.
-
-The answer is the content of the last complete `\boxed{}`.
-"""
+"""Finds the answer in a text and brings it to a normal form. Both take linear time on any input."""
 
 import functools
 import re
@@ -18,15 +15,12 @@ _NUMBER = re.compile(
 
 
 def extract_answer(text: str, fallback: str | None = None) -> str:
-    r"""The content of the last complete `\boxed{...}` of a text, or "".
-
-    Braces nest and escaped ones (`\{`) do not count; of nested boxes the inner one is the last. A box that is never
-    closed does not count, nor does `\boxed 7`: in `\boxed 12` TeX would frame one digit, which is not what its writer means.
+    r"""The content of the last complete `\boxed{...}` of a text, or ""; of nested boxes the inner one is the last.
 
     Args:
       text: the generated text, without the prompt, which may contain a box.
-      fallback: what to return if there is no box or an empty one: None for nothing (training), "last_number" for the
-        last number of the text (evaluation).
+      fallback: what an empty or missing box means: None for nothing (training), "last_number" for the last number of
+        the text (evaluation).
 
     >>> extract_answer(r"so \boxed{3}, no, \boxed{\frac{1}{2}} and \boxed{4")
     '\\frac{1}{2}'
@@ -38,10 +32,7 @@ def extract_answer(text: str, fallback: str | None = None) -> str:
     answer = _last_box(text).strip()
     if answer or fallback is None:
         return answer
-    number = ""
-    for match in _NUMBER.finditer(text):
-        number = match.group()
-    return number
+    return ["", *_NUMBER.findall(text)][-1]
 
 
 def _last_box(text: str) -> str:
@@ -81,8 +72,7 @@ _SAME = {
 }  # fmt: skip
 _SILENT = {
     "$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\displaystyle", "\\textstyle", "\\limits", "\\boxed",
-    "\\fbox",
-    "\\big", "\\Big", "\\bigl", "\\bigr", "\\Bigl", "\\Bigr", "\\bigg", "\\Bigg", "\\biggl", "\\biggr",
+    "\\fbox", "\\big", "\\Big", "\\bigl", "\\bigr", "\\Bigl", "\\Bigr", "\\bigg", "\\Bigg", "\\biggl", "\\biggr",
 }  # fmt: skip
 _SPACES = {"\\,", "\\!", "\\;", "\\:", "\\ ", "~", "\\quad", "\\qquad", "\\thinspace"}
 _WRAPPER = r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|operatorname)\s*"
@@ -90,7 +80,7 @@ _TOKEN = re.compile(
     _WRAPPER + r"\{(?P<words>[^{}]*)\}|\\[A-Za-z]+|\\.|\s+|\d+|[A-Za-z]+|\*\*|[<>]=|.",
     re.DOTALL,
 )
-_READABLE = set(FUNCTIONS | GREEK | {"sqrt", "infinity", "infty", "begin", "end", "lambda"})  # not words of a language
+_READABLE = FUNCTIONS | GREEK | {"sqrt", "infinity", "infty", "begin", "end"}  # not words of a language
 _START = r"(?:(?<![\w.^])|(?<=\\times)|(?<=\\cdot))"  # of a number in scientific notation
 _EULER = re.compile(r"(?<![\d.])(?!1e)(\d+e)(?=[-+\u2212\u2013][1-9])")  # 2e-1, which can mean 2e - 1
 # Replaced before the text is split into tokens.
@@ -126,8 +116,7 @@ def readings(text: str) -> list[str]:
 def canonical_answer(text: str) -> str:
     r"""The normal form of an answer, which is what the grader reads.
 
-    Spaces, bracket sizes, dollar signs of TeX, thousands separators and the letter case inside `\text{}` are removed;
-    synonyms such as `\dfrac`, `\times` and unicode signs get one form, units become `\unit{...}`. Braces stay.
+    Synonyms and unicode signs get one form, units become `\unit{...}`; what does not change the meaning is removed.
 
     >>> canonical_answer(r"$\left( 1,\!000, 90^\circ \right)$"), canonical_answer(r"\dfrac{1}{2}x\times y")
     ('(1000,90\\unit{degree})', '\\frac{1}{2}x*y')
@@ -171,8 +160,7 @@ def _joined(text: str) -> str:
             token = f"{parts.pop()[:-1]} {token[6:]}"
         if token == "," == parts[-1]:
             continue
-        no_thousands = spaced and parts[-1] == "," and token.isdecimal() and len(token) == 3  # 60, 120
-        if no_thousands or _run_together(parts[-1], token, spaced):
+        if _run_together(parts[-1], token, spaced):
             parts.append(" ")
         parts.append(token)
         spaced = False
@@ -209,19 +197,18 @@ def _is_word(token: str, before: list[str], spaced: bool) -> bool:
 
 def _as_unit(match: re.Match[str]) -> str:
     r"""`\unit{...}`, preceded by a factor for `million`, or the text itself if it says more than a unit."""
-    words = re.sub(r"\\text\{([^{}]*)\}", r"\1", match.group()).replace("{", "").replace("}", "")
-    words = words.strip(" .")
+    words = re.sub(r"\\text\{|[{}]", "", match.group()).strip(" .")
     scale, _, rest = words.partition(" ")
-    factor = f"*{SCALES[scale]}" if scale in SCALES else ""
-    words = rest if factor else words
+    factor, words = (f"*{SCALES[scale]}", rest) if scale in SCALES else ("", words)
     if factor and not words:
         return factor
     return match.group() if unit_of(words) is None else f"{factor}\\unit{{{words}}}"
 
 
 def _run_together(left: str, right: str, spaced: bool) -> bool:
-    if left[-1:].isdecimal():
-        return spaced and right[:1].isdecimal()
+    """Whether two tokens need a space between them."""
     if left[-1:].isalpha() and right[:1].isalpha():
         return spaced or left.startswith("\\")
-    return False
+    if left == "," and len(right) == 3:  # 60, 120
+        return spaced and right.isdecimal()
+    return spaced and left[-1:].isdecimal() and right[:1].isdecimal()

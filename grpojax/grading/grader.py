@@ -1,7 +1,6 @@
-r"""Compares an answer with the right one: exact, symmetric, from any thread, and within limits for every input.
+"""Compares an answer with the right one: exact, symmetric, from any thread, and within limits for every input.
 
-Equal texts and rational numbers are decided in this process. What takes algebra goes to a pool of worker processes with
-sympy. A worker that takes too long or too much memory for one pair is killed and replaced.
+What takes no algebra is decided in this process; the rest goes to a pool of worker processes with sympy.
 """
 
 import functools
@@ -43,13 +42,11 @@ class Grader:
     """Grades pairs and caches the verdicts. Safe to use from any thread and after a fork.
 
     Args:
-      name: "grpojax", the rules of docs/grading.md; "book", the verdicts of the reference's grader; "math-verify",
-        those of that library.
+      name: "grpojax", the rules of docs/grading.md; "book" or "math-verify", the verdicts of those graders.
       time_limit: seconds for a pair; one that exceeds it is wrong.
       workers: the most worker processes; each is started when it is needed.
 
     Attributes:
-      name: of the grader.
       timeouts: how many pairs hit a limit of time, memory or size; they count as wrong.
 
     Raises:
@@ -82,9 +79,8 @@ class Grader:
     def grade_many(self, pairs: Iterable[tuple[str, str]]) -> list[bool]:
         """`grade` for each (answer, gold), in order; pairs that take algebra are shared among the workers."""
         keys = [self._key(answer.strip(), gold.strip()) for answer, gold in pairs]
-        known = {key: self._known.get(key) for key in keys}
-        verdicts = {key: verdict for key, verdict in known.items() if verdict is not None}
-        replies = {key: self._at_once(*key) for key in known if key not in verdicts}
+        verdicts = {key: self._known.get(key) for key in keys}
+        replies = {key: self._at_once(*key) for key, verdict in verdicts.items() if verdict is None}
         asked = [key for key, reply in replies.items() if reply is None]
         if asked:
             with self._pool_lock:

@@ -3,12 +3,12 @@
 import collections
 import json
 import os
-import selectors
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Sequence
+from multiprocessing import connection
 from pathlib import Path
 
 from grpojax.errors import RunError
@@ -73,32 +73,24 @@ class Pool:
         watched = [worker for worker in self._workers if not worker.ready or worker.index is not None]
         if not watched:
             return
-        with selectors.DefaultSelector() as selector:
-            for worker in watched:
-                selector.register(worker.replies, selectors.EVENT_READ, worker)
-            first = min(worker.deadline for worker in watched)
-            arrived = {key.data for key, _ in selector.select(max(first - time.monotonic(), 0.0))}
+        first = min(worker.deadline for worker in watched)
+        arrived = connection.wait(watched, max(first - time.monotonic(), 0.0))
         for worker in watched:
-            if worker in arrived:
-                reply = worker.read()
-            elif worker.deadline <= time.monotonic():
-                reply = ""
-            else:
+            if worker not in arrived and time.monotonic() < worker.deadline:
                 continue
+            reply = worker.read() if worker in arrived else ""
             if not worker.ready:
-                worker.ready = reply == "."
-                if not worker.ready:
+                if reply != ".":
                     self._drop(worker)
-                    raise RunError(f"the grading process did not start; `{self._command_line()}` shows why")
+                    shown = " ".join(part for part in self._command if part != "-P")
+                    raise RunError(f"the grading process did not start; `{shown}` shows why")
+                worker.ready = True
                 continue
             replies[worker.index] = reply
             worker.index = None
             if not reply:
                 self._drop(worker)
                 self._workers.append(_Worker(self._command))  # starts while others work
-
-    def _command_line(self) -> str:
-        return " ".join(part for part in self._command if part != "-P")
 
 
 class _Worker:
@@ -125,7 +117,6 @@ class _Worker:
                 "PYTHONHASHSEED": "0",  # what sympy can simplify depends on its order of terms, and that on hashes
             },
         )
-        self.replies = self._process.stdout
         self.ready = False
         self.index: int | None = None
         self.deadline = time.monotonic() + START_SECONDS
@@ -141,8 +132,11 @@ class _Worker:
         self.deadline = time.monotonic() + seconds
         return True
 
+    def fileno(self) -> int:
+        return self._process.stdout.fileno()
+
     def read(self) -> str:
-        return os.read(self.replies.fileno(), 1).decode()
+        return os.read(self.fileno(), 1).decode()
 
     def forget(self) -> None:
         self.end.detach()

@@ -1,8 +1,4 @@
-"""Units after a number: which words are units, and which quantities can be compared.
-
-If only one answer has a unit, it does not matter. If both have units of the same kind, the quantities are compared: 5 cm
-is not 5 m, and 3 hours are 180 minutes. Units of different kinds differ, except for slips such as cm for cm^2.
-"""
+"""Units after a number: which words are units, what they measure, and their sizes."""
 
 import functools
 import re
@@ -11,13 +7,10 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """What a unit measures, and its size in the smallest unit of that kind.
+    """What a unit measures, and its size."""
 
-    The kind is "" if it says nothing, as in `12 units`, and "?" for unknown words.
-    """
-
-    kind: str
-    size: Fraction = Fraction(1)
+    kind: str  # "" if it says nothing, as in `12 units`, and "?" for unknown words
+    size: Fraction = Fraction(1)  # in the smallest unit of that kind
 
 
 SCALES = {
@@ -85,8 +78,6 @@ def unit_of(words: str) -> Unit | None:
     unit = _UNITS.get(words) or _UNITS.get(words.lower())
     if unit is None:
         names = words.split()
-        countable = names and all(
-            re.fullmatch(r"[^\W\d_]{2,}", name) and name.lower() not in _TELLING for name in names
-        )
-        return Unit("?") if countable and len(names) <= 3 else None
+        is_name = lambda name: re.fullmatch(r"[^\W\d_]{2,}", name) and name.lower() not in _TELLING
+        return Unit("?") if 1 <= len(names) <= 3 and all(map(is_name, names)) else None
     return Unit(f"{unit.kind}^{power}", unit.size ** int(power)) if power and unit.kind else unit

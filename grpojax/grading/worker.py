@@ -1,8 +1,8 @@
 """The worker process of the graders: compares pairs of answers, one after the other, with limited memory.
 
-`python -m grpojax.grading.worker NAME` reads one line of JSON for each pair, [seconds, answer, gold], and writes one
-character: `=` the same, `!` not the same, `?` too large; first a `.` when it is ready. It ends when its input ends, or by
-an alarm of the operating system one second after a time limit. It cannot write to files, and what libraries print is lost.
+`python -m grpojax.grading.worker NAME` reads a line of JSON for each pair, [seconds, answer, gold], and writes a
+character: `=` the same, `!` not the same, `?` too large; first a `.` when it is ready. It ends with its input, or by an
+alarm of the operating system a second after a time limit. It cannot write to files; what libraries print is lost.
 """
 
 import contextlib

@@ -73,6 +73,7 @@ _SAME = {
 _SILENT = {
     "$", "\\(", "\\)", "\\[", "\\]", "\\left", "\\right", "\\displaystyle", "\\textstyle", "\\limits", "\\boxed",
     "\\fbox", "\\big", "\\Big", "\\bigl", "\\bigr", "\\Bigl", "\\Bigr", "\\bigg", "\\Bigg", "\\biggl", "\\biggr",
+    "\\Biggl", "\\Biggr",
 }  # fmt: skip
 _SPACES = {"\\,", "\\!", "\\;", "\\:", "\\ ", "~", "\\quad", "\\qquad", "\\thinspace"}
 _WRAPPER = r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|operatorname)\s*"

@@ -17,9 +17,9 @@ Compile: seconds.
 
 A decode step is a turn of the loop in `generate`. Kernels are what the device is told to do in it; a conditional makes a GPU's
 host wait. Least time is the time to move its bytes at the data sheet's bandwidth, or to compute its products at the peak rate,
-whichever is longer; attention reads the filled part of a cache, on average the prompt and half of the answer. Launch-bound is
-the time to start its kernels on a GPU, at 2 microseconds each. The update's least time is that of 6 operations per
-parameter of the layers and token, and per parameter of the head and answer token, at the peak rate.
+whichever is longer; of the update too. Attention reads the filled part of a cache, on average the prompt and half of the answer. Launch-bound is
+the time to start its kernels on a GPU, at 2 microseconds each. The update's operations are 6 per parameter of the
+layers and token, and per parameter of the head and answer token.
 
 Exit code 0: all programs compiled. 2: the target's compiler is not installed, or there is no such target.
 """
@@ -219,7 +219,7 @@ def rows_of(name: str, work: Work) -> list[dict[str, Any]]:
                 "launch": step.kernels * LAUNCH_SECONDS if _kind(name) in GPUS else None,
             }  # fmt: skip
         if program.startswith("update"):
-            row["least"] = work.update_operations / sheet.peak
+            row["least"] = max(work.update_operations / sheet.peak, cost.bytes / sheet.bandwidth)
         rows.append(row)
     return rows
 

@@ -166,11 +166,13 @@ class Program:
         return sum({x.name: x.bytes for x in given}.values()) + line.bytes
 
     def _read(self, index: int, inside: dict[str, Instruction]) -> float:
-        """Bytes that a fusion reads of its operand number `index`."""
+        """Bytes that a fusion reads of its operand number `index`; all of it, if the result is that operand in another shape."""
         parameter = next(x for x in inside.values() if x.opcode == "parameter" and _index(x) == index)
         sliced, pending = 0.0, [parameter.name]
         while pending:
             name = pending.pop()
+            if inside[name].root:
+                return parameter.bytes
             for user in inside.values():
                 if name not in user.operands:
                     continue

@@ -112,6 +112,15 @@ def test_a_slice_or_an_update_in_a_nested_fusion_is_all_that_moves():
 
 %body (t:""")
     assert hlo.Program(text).cost("nested").bytes == 400 + 4 + 400  # reads a row and the index, writes a row
+    reshaped = text.replace("calls=%fused.slice\n  %less.o", "calls=%view\n  %less.o").replace("%outer (", """\
+%view (p0.v: f32[10,100], p1.v: s32[]) -> f32[1,100] {
+  %p0.v = f32[10,100]{1,0} parameter(0)
+  %p1.v = s32[] parameter(1)
+  ROOT %view.v = f32[1,100]{1,0} bitcast(%p0.v)
+}
+
+%outer (""")
+    assert hlo.Program(reshaped).cost("nested").bytes == 4000 + 4 + 400  # another shape of all that is there
 
 
 def test_attention_reads_the_filled_part():

@@ -116,7 +116,8 @@ def draw(runs: list[Run], title: str, panels: tuple[Panel, ...], window: int) ->
     labels = [run.label.replace("$", r"\$") for run in runs]
     figure.legend(
         handles=[Line2D([], [], **_style(i), linewidth=3, label=label) for i, label in enumerate(labels)],
-        title=f"faint: each step    strong: mean of the last {window} steps    points: evaluations",
+        title=f"faint: each step    strong: mean of the last {window} steps"
+        + ("    points: evaluations" if any(panel.column == "eval_acc" for panel in panels) else ""),
         loc="outside lower center",
         ncols=max(1, min(len(runs), 130 // (max(map(len, labels)) + 8))),
         frameon=False,

@@ -100,6 +100,8 @@ def test_long_texts_take_linear_time(unit, hang_guard):
     ("text", "normal"),
     [
         (r"\left( 3, \dfrac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
+        (r"\bigl(1,2\bigr]", "(1,2]"),
+        (r"\Biggl(1,2\Biggr]", "(1,2]"),
         (r"$90^\circ$", r"90\unit{degree}"),
         (r"90^{\circ}", r"90\unit{degree}"),
         ("90°", r"90\unit{degree}"),

@@ -470,12 +470,13 @@ def test_the_compute_dtype_is_chosen_once(call, again, no_plots, monkeypatch):
     code, out, _ = call(compute_dtype="auto", steps=1)
     assert code == 0 and ", bfloat16 products)" in out
     monkeypatch.setattr(inputs, "faster_dtype", lambda: "float32")
-    code, out, _ = again("--resume", "run", "--steps", "2")
+    code, out, _ = again("--resume", "--out", "run", "--steps", "2")
     assert code == 0 and ", bfloat16 products)" in out
-    code, out, _ = again("--resume", "run", "--steps", "3", "--compute-dtype", "float32")  # what is typed counts
+    code, out, _ = again("--resume", "--out", "run", "--steps", "3", "--compute-dtype", "float32")  # what is typed counts
     assert code == 0 and ", float32 products)" in out
 
 
+@pytest.mark.slow
 def test_settings_are_kept_on_resume(call, again, no_plots):
     call(steps=2, checkpoint_every=1, keep_checkpoints=1)
     again("--resume", "--out", "run", "--steps", "4")

@@ -37,6 +37,7 @@ from typing import Any
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu asks the cloud which TPU this is
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no TPU is held, so processes can compile side by side
 
 import hlo
 import jax
